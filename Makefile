@@ -1,0 +1,50 @@
+# Everything a newcomer needs: `make test` and `make demo`. Both set up .venv first, from requirements.lock.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup demo test check format test-gpu bench lock
+
+help:
+	@echo "make demo      AGC beside BatchNorm at batch 1 on the CPU: a table and a picture (a minute)"
+	@echo "make test      the tests, on the CPU"
+	@echo "make check     formatting, lint, types"
+	@echo "make test-gpu  the tests that need a CUDA device"
+	@echo "make bench     one neuron's time and memory beside BatchNorm's, to a CSV"
+	@echo "make setup     the environment alone: .venv, pinned packages, editable install"
+
+setup: $(READY)
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deepcontrol needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/batch_one.py
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Runs in the interpreter that has the CUDA build of torch: make test-gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+test-gpu:
+	PYTHONPATH=src $(GPU_PYTHON) tests/gpu.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/neuron.py
+
+# Pins what is installed now. torch is pinned without its local version, so that any build of it serves.
+lock:
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/^\(torch==[^+]*\).*/\1/' > requirements.lock

@@ -1,0 +1,31 @@
+"""deepcontrol: automatic gain control (AGC) in every convolutional neuron, in BatchNorm's place."""
+
+from .nn import (
+    AGC1d,
+    AGC2d,
+    AGC3d,
+    AGCConv1d,
+    AGCConv2d,
+    AGCConv3d,
+    AGCLinear,
+    he_init_,
+    identity_init_,
+    param_groups,
+)
+from .ops import agc
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AGC1d",
+    "AGC2d",
+    "AGC3d",
+    "AGCConv1d",
+    "AGCConv2d",
+    "AGCConv3d",
+    "AGCLinear",
+    "agc",
+    "he_init_",
+    "identity_init_",
+    "param_groups",
+]

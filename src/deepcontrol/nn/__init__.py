@@ -1,0 +1,20 @@
+"""What users type: the AGC layers, how they start, and how they are optimised."""
+
+from .agc import AGC1d, AGC2d, AGC3d
+from .conv import AGCConv1d, AGCConv2d, AGCConv3d
+from .init import he_init_, identity_init_
+from .linear import AGCLinear
+from .param_groups import param_groups
+
+__all__ = [
+    "AGC1d",
+    "AGC2d",
+    "AGC3d",
+    "AGCConv1d",
+    "AGCConv2d",
+    "AGCConv3d",
+    "AGCLinear",
+    "he_init_",
+    "identity_init_",
+    "param_groups",
+]

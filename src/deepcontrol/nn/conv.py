@@ -1,0 +1,114 @@
+"""The paper's neuron: a convolution with AGC (automatic gain control) and nonlinearity inside."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..ops import center_bias_act, gain_conv
+from ..ops.activation import ActivationName, get_activation
+from ..ops.maps import positions
+from .hazards import warn_if_single_position
+from .init import he_normal_
+
+
+class _AGCConv(_ConvNd):
+    bias: nn.Parameter
+    activation: ActivationName
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+        activation: ActivationName = "relu",
+        *,
+        padding_mode: str = "zeros",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        get_activation(activation)
+        self.activation = activation  # before torch's constructor, which resets the parameters
+        super().__init__(  # type: ignore[call-arg]
+            in_channels,
+            out_channels,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=True,
+            padding_mode=padding_mode,  # type: ignore[arg-type]
+            device=device,
+            dtype=dtype,
+        )
+        self.gain = nn.Parameter(torch.ones(out_channels, device=device, dtype=dtype))
+        self.mean_scale = nn.Parameter(torch.ones(out_channels, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        """He fan-in filters, gain = 1, bias = 0, mean_scale = 1.
+
+        AGC does not bring the signal to a fixed scale, so the filters must start at the right one:
+        torch's own default for convolutions would lose it within a few layers.
+        """
+        he_normal_(self)
+        nn.init.zeros_(self.bias)
+        for name in ("gain", "mean_scale"):  # not there yet while torch's constructor runs
+            if hasattr(self, name):
+                nn.init.ones_(getattr(self, name))
+
+    def forward(self, input: Tensor) -> Tensor:
+        spatial = self.weight.dim() - 2
+        if input.dim() == spatial + 1:  # (C, *) without a batch, as torch's convolutions take it
+            return self(input.unsqueeze(0)).squeeze(0)
+        x, padding = self._padded(input)
+        v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
+        warn_if_single_position(self, positions(v))
+        return center_bias_act(v, self.bias, self.mean_scale, self.activation)
+
+    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """x and the zero padding that is left to the convolution, which can only pad evenly."""
+        both_sides = self._reversed_padding_repeated_twice
+        if self.padding_mode != "zeros":
+            x = nn.functional.pad(x, both_sides, mode=self.padding_mode)
+        elif both_sides[::2] != both_sides[1::2]:  # "same" around an even kernel
+            x = nn.functional.pad(x, both_sides)
+        else:
+            return x, tuple(both_sides[::-2])
+        return x, (0,) * (self.weight.dim() - 2)
+
+    def extra_repr(self) -> str:
+        geometry = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{geometry}, activation={self.activation}"
+
+
+class AGCConv1d(_AGCConv, nn.Conv1d):
+    """The AGC neuron over (N, C, L): see AGCConv2d."""
+
+
+class AGCConv2d(_AGCConv, nn.Conv2d):
+    """A convolution, AGC (automatic gain control) and activation in one: the paper's neuron, Eq. 1.
+
+        y = act( gamma * (z - lambda * mean(z)) + beta )        z = x * W, mean over H, W per sample
+
+    It computes what Conv2d(bias=False), AGC2d and the activation compute in turn, but with the
+    gain in the weights: conv(x, gamma W), less lambda times its mean, plus beta, activated. For
+    relu, leaky_relu and none, its backward needs x and N x C means, and no other map.
+
+    It is an nn.Conv2d: `weight` is the filter W and `bias` is beta (starts at 0); it adds `gain`
+    (gamma, 1) and `mean_scale` (lambda, 1), each (out_channels,). activation is one of relu,
+    leaky_relu, silu, gelu, none.
+
+    >>> neuron = AGCConv2d(3, 16, kernel_size=3, padding=1)
+    >>> neuron(torch.randn(1, 3, 32, 32)).shape
+    torch.Size([1, 16, 32, 32])
+    """
+
+
+class AGCConv3d(_AGCConv, nn.Conv3d):
+    """The AGC neuron over volumes (N, C, D, H, W): see AGCConv2d."""

@@ -1,0 +1,25 @@
+"""What weight decay is for: the filters, and nothing else."""
+
+from typing import Any
+
+from torch import nn
+
+
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for an optimiser: filters with weight decay; gains, mean scales, biases without.
+
+    Filters are the parameters of two or more dimensions. Decaying a gain would decay its filter a
+    second time, and decaying lambda would pull it to 0, where deep networks do not train. Frozen
+    parameters are left out, shared ones appear once.
+
+    >>> from deepcontrol import AGCConv2d
+    >>> groups = param_groups(AGCConv2d(3, 8, 3), weight_decay=1e-4)
+    >>> [(len(g["params"]), g["weight_decay"]) for g in groups]
+    [(1, 0.0001), (3, 0.0)]
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

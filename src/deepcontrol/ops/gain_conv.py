@@ -1,0 +1,97 @@
+"""The convolution with the gain in its weights: v = conv(x, V), V = gamma W.
+
+With dV the gradient of the scaled filters: dgamma = <W, dV> over each filter, dW = gamma dV. That
+is exact for any gamma, zero included, and needs no output. V is made again in the backward, which
+costs a pass over the weights and keeps a network's memory at its activations alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .maps import accumulate_dtype
+from .tracing import wants_plain_ops
+
+
+def gain_conv(
+    x: Tensor,
+    weight: Tensor,
+    gain: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """conv(x, gamma W) in x's dtype, for x (N, C_in, *) and weight (C_out, C_in / groups, *)."""
+    autocast = _autocast_dtype(x)
+    _check(x, weight, groups, autocast)
+    if autocast is not None:
+        x = x.to(autocast)  # as torch's own convolutions do, so that what is kept is the small copy
+    args = (list(stride), list(padding), list(dilation), groups)
+    if wants_plain_ops() or torch.compiler.is_compiling():
+        # A compiler decides by itself to make gamma W again rather than to keep it.
+        return reference.gain_conv(x, weight, gain, *args)
+    return _GainConv.apply(x, weight, gain, *args)  # type: ignore[no-untyped-call]
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype that autocast asks for here, or None; torch's convolutions leave doubles alone."""
+    device = x.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device) if x.dtype != torch.float64 else x.dtype
+
+
+def _check(x: Tensor, weight: Tensor, groups: int, autocast: torch.dtype | None) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"expected a floating-point input, got {x.dtype}")
+    if x.dim() != weight.dim():
+        raise ValueError(
+            f"expected an input of {weight.dim()} dimensions, got {x.dim()}: {tuple(x.shape)}"
+        )
+    channels = weight.shape[1] * groups
+    if x.shape[1] != channels:
+        raise ValueError(
+            f"expected {channels} channels, got {x.shape[1]} in the input of shape {tuple(x.shape)}"
+        )
+    if x.dtype != weight.dtype and autocast is None:
+        raise ValueError(f"expected an input of {weight.dtype} like the weights, got {x.dtype}")
+
+
+class _GainConv(torch.autograd.Function):
+    @staticmethod
+    def forward(*args: Any) -> Tensor:
+        return reference.gain_conv(*args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, gain, ctx.stride, ctx.padding, ctx.dilation, ctx.groups = inputs
+        ctx.save_for_backward(x, weight, gain)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, gain = ctx.saved_tensors
+        needs_x, needs_weight, needs_gain = ctx.needs_input_grad[:3]
+        dx, dscaled, _ = torch.ops.aten.convolution_backward(
+            grads[0],
+            x,
+            reference.gained(weight, gain, x.dtype),
+            None,
+            ctx.stride,
+            ctx.padding,
+            ctx.dilation,
+            False,
+            [0] * len(ctx.stride),
+            ctx.groups,
+            [needs_x, needs_weight or needs_gain, False],
+        )
+        dweight = dgain = None
+        if needs_weight:
+            dweight = reference.gained(dscaled, gain, weight.dtype)
+        if needs_gain:
+            exact = accumulate_dtype(weight.dtype)
+            dgain = (weight.to(exact) * dscaled).sum(tuple(range(1, weight.dim()))).to(gain.dtype)
+        return dx, dweight, dgain, None, None, None, None

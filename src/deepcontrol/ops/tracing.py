@@ -1,0 +1,15 @@
+"""When to leave the custom ops aside for the plain formulas of reference.py."""
+
+import torch
+
+
+def wants_plain_ops() -> bool:
+    """True under export and tracing, whose targets know aten's ops alone, and inside torch.func.
+
+    torch.func (vmap, grad, jvp) refuses the autograd of any op made with torch.library.
+    """
+    return (
+        torch.compiler.is_exporting()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or torch._C._are_functorch_transforms_active()
+    )

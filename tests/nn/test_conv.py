@@ -1,0 +1,147 @@
+"""The neuron against the drop-in layer after a convolution: one function, two ways."""
+
+import inspect
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
+from deepcontrol.ops.activation import ACTIVATIONS
+
+DIMENSIONS = {
+    1: (AGCConv1d, nn.Conv1d, AGC1d),
+    2: (AGCConv2d, nn.Conv2d, AGC2d),
+    3: (AGCConv3d, nn.Conv3d, AGC3d),
+}
+GEOMETRIES = [
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 3, "stride": 2},
+    {"kernel_size": 2, "padding": 1, "dilation": 2, "groups": 2},
+    {"kernel_size": 1},
+    {"kernel_size": 3, "padding": "same", "dilation": 2},
+    {"kernel_size": 4, "padding": "same"},
+    {"kernel_size": 3, "padding": "valid"},
+    {"kernel_size": 3, "padding": 2, "padding_mode": "reflect"},
+    {"kernel_size": 3, "padding": 1, "padding_mode": "circular", "stride": 2},
+    {"kernel_size": 2, "padding": "same", "padding_mode": "replicate"},
+]
+
+
+class Separate(nn.Module):
+    """Convolution without bias, AGC, activation: Eq. 1 as three layers of a neuron's weights."""
+
+    def __init__(self, neuron: nn.Module, **geometry: object) -> None:
+        super().__init__()
+        _, conv, agc = DIMENSIONS[neuron.weight.dim() - 2]
+        c_in, c_out = neuron.in_channels, neuron.out_channels
+        self.conv = conv(c_in, c_out, bias=False, **geometry).double()
+        self.agc = agc(c_out).double()
+        self.activate = ACTIVATIONS[neuron.activation].apply
+        self.conv.weight.data.copy_(neuron.weight)
+        self.agc.weight.data.copy_(neuron.gain)
+        self.agc.bias.data.copy_(neuron.bias)
+        self.agc.mean_scale.data.copy_(neuron.mean_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activate(self.agc(self.conv(x)))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # torch's own layer
+@pytest.mark.parametrize("d", DIMENSIONS)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_neuron_and_drop_in_layer_are_one_function(d: int, geometry: dict, activation: str) -> None:
+    if d == 3 and geometry.get("padding_mode") == "reflect":
+        geometry = {**geometry, "padding": 1}  # the small volume leaves no room for more
+    neuron = DIMENSIONS[d][0](4, 6, activation=activation, **geometry).double()
+    for parameter in (neuron.gain, neuron.bias, neuron.mean_scale):
+        nn.init.normal_(parameter)
+    layers = Separate(neuron, **geometry)
+    size = {1: (11,), 2: (7, 8), 3: (5, 4, 6)}[d]
+    x = torch.randn(2, 4, *size, dtype=torch.float64, requires_grad=True)
+    y, expected = neuron(x), layers(x)
+    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
+
+    g = torch.randn_like(y)
+    ours = torch.autograd.grad(
+        y, [x, neuron.weight, neuron.gain, neuron.bias, neuron.mean_scale], g
+    )
+    agc = layers.agc
+    theirs = torch.autograd.grad(
+        expected, [x, layers.conv.weight, agc.weight, agc.bias, agc.mean_scale], g
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("d", DIMENSIONS)
+def test_is_a_convolution(d: int) -> None:
+    neuron_type, conv_type, _ = DIMENSIONS[d]
+    neuron = neuron_type(3, 8, 3, padding=1)
+    assert isinstance(neuron, conv_type)
+    names = list(inspect.signature(neuron_type).parameters)[:8]
+    assert names == [
+        "in_channels", "out_channels", "kernel_size", "stride",
+        "padding", "dilation", "groups", "activation",
+    ]  # fmt: skip
+    assert sorted(n for n, _ in neuron.named_parameters()) == [
+        "bias", "gain", "mean_scale", "weight",
+    ]  # fmt: skip
+    assert "activation=relu" in repr(neuron)
+
+
+def test_takes_maps_without_a_batch() -> None:
+    neuron = AGCConv2d(3, 8, 3)
+    x = torch.randn(3, 9, 9)
+    assert torch.equal(neuron(x), neuron(x.unsqueeze(0)).squeeze(0))
+
+
+def test_no_samples() -> None:
+    neuron = AGCConv2d(3, 8, 3)
+    x = torch.randn(0, 3, 9, 9, requires_grad=True)
+    y = neuron(x)
+    y.sum().backward()
+    assert y.shape == (0, 8, 7, 7)
+    assert all(not p.grad.any() for p in neuron.parameters())
+
+
+@pytest.mark.parametrize("gain", [0.0, -1.5, 1e-30, -1e-30])
+def test_gain_oracle(gain: float) -> None:
+    """gamma * dgamma = <W, dW>, whatever gamma is; at 0 the gradient of gamma is still there."""
+    neuron = AGCConv2d(3, 4, 3).double()
+    nn.init.constant_(neuron.gain, gain)
+    nn.init.uniform_(neuron.bias, 0.5, 1.0)
+    nn.init.normal_(neuron.mean_scale)
+    layers = Separate(neuron, kernel_size=3)
+    x = torch.randn(2, 3, 8, 9, dtype=torch.float64)
+    g = torch.randn(2, 4, 6, 7, dtype=torch.float64)
+    neuron(x).backward(g)
+    layers(x).backward(g)
+    assert all(p.grad.isfinite().all() for p in neuron.parameters())
+    inner = (neuron.weight * neuron.weight.grad).flatten(1).sum(1)
+    torch.testing.assert_close(neuron.gain * neuron.gain.grad, inner, rtol=1e-12, atol=0)
+    torch.testing.assert_close(neuron.gain.grad, layers.agc.weight.grad, rtol=1e-10, atol=1e-12)
+    assert neuron.gain.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.randn(1, 4, 5, 5), "expected 3 channels, got 4"),
+        (torch.randn(5, 5), "expected an input of 4 dimensions, got 2"),
+        (torch.ones(1, 3, 5, 5, dtype=torch.int32), "int32"),
+        (
+            torch.ones(1, 3, 5, 5, dtype=torch.float64),
+            "float32 like the weights, got torch.float64",
+        ),
+    ],
+)
+def test_wrong_inputs_are_named(x: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AGCConv2d(3, 8, 3)(x)
+
+
+def test_unknown_activation_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'tanh'.*relu, leaky_relu, silu, gelu, none"):
+        AGCConv2d(3, 8, 3, activation="tanh")

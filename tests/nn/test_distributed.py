@@ -1,0 +1,85 @@
+"""Two gloo processes on one machine compute what one process computes."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from deepcontrol import AGC2d, AGCConv2d, AGCLinear
+
+WORLD = 2
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        AGCConv2d(3, 8, 3, padding=1),
+        AGCConv2d(8, 8, 3, padding=1, stride=2),
+        nn.Conv2d(8, 8, 1, bias=False),
+        AGC2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        AGCLinear(128, 4, activation="none"),
+    ).double()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(2)
+    x = torch.randn(6, 3, 8, 8, dtype=torch.float64, generator=rng)
+    return x, torch.randn(6, 4, dtype=torch.float64, generator=rng)
+
+
+def train(model: nn.Module, x: Tensor, target: Tensor, steps: int = 3) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(model(x), target).backward()
+        optimiser.step()
+
+
+def ddp(model: nn.Module) -> tuple[nn.Module, Callable[[], dict[str, Tensor]]]:
+    return DistributedDataParallel(model), model.state_dict
+
+
+def fsdp(model: nn.Module) -> tuple[nn.Module, Callable[[], dict[str, Tensor]]]:
+    for layer in model:
+        if list(layer.parameters()):
+            fully_shard(layer)
+    fully_shard(model)
+    return model, lambda: {k: v.full_tensor() for k, v in model.state_dict().items()}
+
+
+def worker(rank: int, port: int, folder: str, wrap: Callable) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    model, state = wrap(network())
+    x, target = (a.chunk(WORLD)[rank] for a in batch())
+    train(model, x, target)
+    whole = state()
+    if rank == 0:
+        torch.save(whole, Path(folder) / "state.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", [ddp, fsdp])
+def test_two_processes_equal_one(wrap: Callable, tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(worker, (port, str(tmp_path), wrap), nprocs=WORLD)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    alone = network()
+    train(alone, *batch())
+    start = network().state_dict()
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
+        assert not torch.equal(value, start[name])

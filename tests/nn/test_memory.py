@@ -1,0 +1,109 @@
+"""What a network keeps for its backward, byte by byte."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepcontrol import AGC2d, AGCConv2d
+
+N, H, W = 4, 12, 10
+WIDTHS = [3, 8, 16, 16, 8, 8]
+CLASSES = 5
+
+
+def kept_bytes(model: nn.Module, x: Tensor) -> int:
+    """Bytes of all the storages that autograd keeps, parameters apart, each counted once."""
+    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(a: Tensor) -> Tensor:
+        storage = a.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return a
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda a: a):
+        output = model(x)
+    # The output stays alive until here, so that no storage's address is given out twice.
+    assert output.grad_fn is not None
+    return sum(kept.values())
+
+
+def chain(block) -> nn.Sequential:  # type: ignore[no-untyped-def]
+    blocks = [block(a, b) for a, b in itertools.pairwise(WIDTHS)]
+    return nn.Sequential(*blocks, nn.Conv2d(WIDTHS[-1], CLASSES, 1))
+
+
+def neuron(a: int, b: int) -> nn.Module:
+    return AGCConv2d(a, b, 3, padding=1)
+
+
+def no_norm(a: int, b: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.ReLU())
+
+
+def batchnorm(a: int, b: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU())
+
+
+def drop_in(a: int, b: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), AGC2d(b), nn.ReLU())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_five_neurons_keep_their_inputs_and_means(dtype: torch.dtype) -> None:
+    x = torch.randn(N, WIDTHS[0], H, W, dtype=dtype)
+    size = dtype.itemsize
+    inputs = [N * c * H * W * size for c in WIDTHS[:-1]]
+    means = [N * c * 4 for c in WIDTHS[1:]]
+    classifier = N * WIDTHS[-1] * H * W * size  # its input, the last neuron's output
+    expected = sum(inputs) + sum(means) + classifier
+    ours = kept_bytes(chain(neuron).to(dtype), x)
+    beside = {
+        name: kept_bytes(chain(block).to(dtype), x)
+        for name, block in {"BatchNorm": batchnorm, "no normalisation": no_norm}.items()
+    }
+    assert ours == expected, (
+        f"five AGC neurons keep {ours} bytes, expected {expected}; "
+        f"BatchNorm keeps {beside['BatchNorm']}, no normalisation {beside['no normalisation']}"
+    )
+    assert ours == beside["no normalisation"] + sum(means)
+    assert ours < 0.6 * beside["BatchNorm"]
+
+
+def test_autocast_keeps_the_small_copies() -> None:
+    x = torch.randn(N, WIDTHS[0], H, W)
+    model = chain(neuron)
+    with torch.autocast("cpu", torch.bfloat16):
+        kept = kept_bytes(model, x)
+    maps = sum(N * c * H * W * 2 for c in WIDTHS)
+    means = sum(N * c * 4 for c in WIDTHS[1:])
+    classifier_filters = 2 * WIDTHS[-1] * CLASSES  # the plain convolution's own bf16 copy
+    assert kept == maps + means + classifier_filters
+
+
+def test_smooth_activations_keep_one_more_map() -> None:
+    x = torch.randn(N, 3, H, W)
+    sizes = {
+        name: kept_bytes(AGCConv2d(3, 8, 3, padding=1, activation=name), x)
+        for name in ("relu", "leaky_relu", "none", "silu", "gelu")
+    }
+    own_map = N * 8 * H * W * 4
+    least = N * 3 * H * W * 4 + N * 8 * 4
+    assert sizes == {
+        "none": least,
+        "relu": least + own_map,  # the output, which a next layer would keep as its input
+        "leaky_relu": least + own_map,
+        "silu": least + own_map,  # the convolution's output, which no next layer keeps
+        "gelu": least + own_map,
+    }
+
+
+def test_drop_in_layer_keeps_its_input_like_batchnorm() -> None:
+    x = torch.randn(N, WIDTHS[0], H, W)
+    inputs = sum(N * c * H * W * 4 for c in WIDTHS)
+    own = sum(N * c * H * W * 4 for c in WIDTHS[1:])
+    means = sum(N * c * 4 for c in WIDTHS[1:])
+    assert kept_bytes(chain(drop_in), x) == inputs + own + means

@@ -1,0 +1,26 @@
+"""Weight decay reaches the filters and nothing else."""
+
+import torch
+from torch import nn
+
+from deepcontrol import AGC2d, AGCConv2d, AGCLinear, param_groups
+
+
+def test_filters_decay_and_the_rest_does_not() -> None:
+    model = nn.Sequential(
+        AGCConv2d(3, 8, 3), nn.Conv2d(8, 8, 1), AGC2d(8), nn.BatchNorm2d(8), AGCLinear(8, 4)
+    )
+    decayed, free = param_groups(model, 0.1)
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
+    names = {id(p): n for n, p in model.named_parameters()}
+    assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "1.weight", "4.weight"]
+    assert len(free["params"]) == len(names) - 3
+    torch.optim.SGD([decayed, free], lr=0.1)
+
+
+def test_frozen_left_out_shared_once_empty_dropped() -> None:
+    shared = AGCConv2d(4, 4, 1)
+    model = nn.Sequential(shared, shared, AGC2d(4).requires_grad_(False))
+    counts = [len(group["params"]) for group in param_groups(model, 0.1)]
+    assert counts == [1, 3]
+    assert len(param_groups(AGC2d(4), 0.1)) == 1
