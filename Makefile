@@ -16,7 +16,7 @@ help:
 setup: $(READY)
 
 $(READY): requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deepcontrol needs Python 3.11 or newer")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deepcontrol needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -26,7 +26,7 @@ demo: $(READY)
 	$(BIN)/python examples/batch_one.py
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -q
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -39,8 +39,9 @@ format: $(READY)
 
 # Runs in the interpreter that has the CUDA build of torch: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
-test-gpu:
-	PYTHONPATH=src $(GPU_PYTHON) tests/gpu.py
+test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no CUDA device here")'
+	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
 
 bench: $(READY)
 	$(BIN)/python benchmarks/neuron.py

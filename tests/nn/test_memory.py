@@ -4,31 +4,14 @@ import itertools
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from deepcontrol import AGC2d, AGCConv2d
+from deepcontrol.nn import saved_bytes
 
 N, H, W = 4, 12, 10
 WIDTHS = [3, 8, 16, 16, 8, 8]
 CLASSES = 5
-
-
-def kept_bytes(model: nn.Module, x: Tensor) -> int:
-    """Bytes of all the storages that autograd keeps, parameters apart, each counted once."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def pack(a: Tensor) -> Tensor:
-        storage = a.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return a
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda a: a):
-        output = model(x)
-    # The output stays alive until here, so that no storage's address is given out twice.
-    assert output.grad_fn is not None
-    return sum(kept.values())
 
 
 def chain(block) -> nn.Sequential:  # type: ignore[no-untyped-def]
@@ -60,9 +43,9 @@ def test_five_neurons_keep_their_inputs_and_means(dtype: torch.dtype) -> None:
     means = [N * c * 4 for c in WIDTHS[1:]]
     classifier = N * WIDTHS[-1] * H * W * size  # its input, the last neuron's output
     expected = sum(inputs) + sum(means) + classifier
-    ours = kept_bytes(chain(neuron).to(dtype), x)
+    ours = saved_bytes(chain(neuron).to(dtype), x)
     beside = {
-        name: kept_bytes(chain(block).to(dtype), x)
+        name: saved_bytes(chain(block).to(dtype), x)
         for name, block in {"BatchNorm": batchnorm, "no normalisation": no_norm}.items()
     }
     assert ours == expected, (
@@ -77,7 +60,7 @@ def test_autocast_keeps_the_small_copies() -> None:
     x = torch.randn(N, WIDTHS[0], H, W)
     model = chain(neuron)
     with torch.autocast("cpu", torch.bfloat16):
-        kept = kept_bytes(model, x)
+        kept = saved_bytes(model, x)
     maps = sum(N * c * H * W * 2 for c in WIDTHS)
     means = sum(N * c * 4 for c in WIDTHS[1:])
     classifier_filters = 2 * WIDTHS[-1] * CLASSES  # the plain convolution's own bf16 copy
@@ -87,7 +70,7 @@ def test_autocast_keeps_the_small_copies() -> None:
 def test_smooth_activations_keep_one_more_map() -> None:
     x = torch.randn(N, 3, H, W)
     sizes = {
-        name: kept_bytes(AGCConv2d(3, 8, 3, padding=1, activation=name), x)
+        name: saved_bytes(AGCConv2d(3, 8, 3, padding=1, activation=name), x)
         for name in ("relu", "leaky_relu", "none", "silu", "gelu")
     }
     own_map = N * 8 * H * W * 4
@@ -106,4 +89,4 @@ def test_drop_in_layer_keeps_its_input_like_batchnorm() -> None:
     inputs = sum(N * c * H * W * 4 for c in WIDTHS)
     own = sum(N * c * H * W * 4 for c in WIDTHS[1:])
     means = sum(N * c * 4 for c in WIDTHS[1:])
-    assert kept_bytes(chain(drop_in), x) == inputs + own + means
+    assert saved_bytes(chain(drop_in), x) == inputs + own + means

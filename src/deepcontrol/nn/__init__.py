@@ -4,6 +4,7 @@ from .agc import AGC1d, AGC2d, AGC3d
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d
 from .init import he_init_, identity_init_
 from .linear import AGCLinear
+from .memory import saved_bytes
 from .param_groups import param_groups
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "he_init_",
     "identity_init_",
     "param_groups",
+    "saved_bytes",
 ]

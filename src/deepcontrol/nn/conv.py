@@ -83,8 +83,7 @@ class _AGCConv(_ConvNd):
         return x, (0,) * (self.weight.dim() - 2)
 
     def extra_repr(self) -> str:
-        geometry = super().extra_repr()  # type: ignore[no-untyped-call]
-        return f"{geometry}, activation={self.activation}"
+        return f"{super().extra_repr()}, activation={self.activation}"
 
 
 class AGCConv1d(_AGCConv, nn.Conv1d):

@@ -34,7 +34,7 @@ def gain_conv(
     if wants_plain_ops() or torch.compiler.is_compiling():
         # A compiler decides by itself to make gamma W again rather than to keep it.
         return reference.gain_conv(x, weight, gain, *args)
-    return _GainConv.apply(x, weight, gain, *args)  # type: ignore[no-untyped-call]
+    return _GainConv.apply(x, weight, gain, *args)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:

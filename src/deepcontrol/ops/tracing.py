@@ -10,6 +10,6 @@ def wants_plain_ops() -> bool:
     """
     return (
         torch.compiler.is_exporting()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or torch._C._are_functorch_transforms_active()
     )

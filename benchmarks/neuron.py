@@ -1,0 +1,128 @@
+"""One training step of one neuron, AGC beside its peers: time and memory, to a CSV.
+
+A 3x3 convolution of 64 to 64 channels at 256x512 with its normalisation and ReLU, forward and
+backward. All contenders take turns in one run, so that whatever else the machine does hits all of
+them. On a GPU: batch 8, bf16, channels_last; on a CPU: batch 1, fp32.
+
+    python benchmarks/neuron.py [--rounds 20] [--out benchmarks/results/neuron-cpu.csv]
+"""
+
+import argparse
+import csv
+import datetime
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from deepcontrol import AGC2d, AGCConv2d
+from deepcontrol.nn import saved_bytes
+
+WIDTH, HEIGHT, BREADTH = 64, 256, 512
+
+
+def convolution_then(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=not layers), *layers, nn.ReLU())
+
+
+CONTENDERS: dict[str, Callable[[], nn.Module]] = {
+    "no normalisation": convolution_then,
+    "AGC neuron": lambda: AGCConv2d(WIDTH, WIDTH, 3, padding=1),
+    "AGC layer": lambda: convolution_then(AGC2d(WIDTH)),
+    "BatchNorm": lambda: convolution_then(nn.BatchNorm2d(WIDTH)),
+    "GroupNorm(32)": lambda: convolution_then(nn.GroupNorm(32, WIDTH)),
+    "InstanceNorm": lambda: convolution_then(nn.InstanceNorm2d(WIDTH, affine=True)),
+}
+
+
+def step_milliseconds(model: nn.Module, x: Tensor, g: Tensor) -> float:
+    if x.is_cuda:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        model(x).backward(g)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+    begin = time.perf_counter()
+    model(x).backward(g)
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def hardware(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    models = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ] or [platform.processor()]
+    return f"{models[0]}, {torch.get_num_threads()} threads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
+    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/neuron-{device}.csv"))
+    args = parser.parse_args()
+
+    gpu = device == "cuda"
+    batch, dtype = (8, torch.bfloat16) if gpu else (1, torch.float32)
+    layout = torch.channels_last if gpu else torch.contiguous_format
+    print(f"One neuron on {hardware(device)}: batch {batch}, {dtype}, {args.rounds} rounds.")
+
+    def maps() -> Tensor:
+        return torch.randn(batch, WIDTH, HEIGHT, BREADTH).to(device, dtype, memory_format=layout)
+
+    x, g = maps().requires_grad_(), maps()
+    models = {name: make().to(device, dtype) for name, make in CONTENDERS.items()}
+    for model in models.values():
+        model.to(memory_format=layout)  # type: ignore[call-overload]
+    saved = {name: saved_bytes(model, x) / 2**20 for name, model in models.items()}
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(args.rounds + 3):
+        for name, model in models.items():
+            elapsed = step_milliseconds(model, x, g)
+            if turn >= 3:  # the first turns warm up
+                times[name].append(elapsed)
+
+    rows = []
+    peer = statistics.median(times["BatchNorm"])
+    for name in models:
+        p20, p50, p80 = (statistics.quantiles(times[name], n=10)[i] for i in (1, 4, 7))
+        rows.append(
+            {
+                "contender": name,
+                "ms_p20": f"{p20:.3f}",
+                "ms_p50": f"{p50:.3f}",
+                "ms_p80": f"{p80:.3f}",
+                "time_vs_batchnorm": f"{p50 / peer:.3f}",
+                "saved_mib": f"{saved[name]:.1f}",
+                "saved_vs_batchnorm": f"{saved[name] / saved['BatchNorm']:.3f}",
+                "batch": batch,
+                "dtype": str(dtype).removeprefix("torch."),
+                "hardware": hardware(device),
+                "torch": torch.__version__,
+                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            }
+        )
+        print(
+            f"{name:18s} {p50:9.2f} ms ({p20:.2f} to {p80:.2f})  {p50 / peer:5.2f}x BatchNorm"
+            f"  {saved[name]:8.1f} MiB saved for backward"
+        )
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"Written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()
