@@ -3,7 +3,7 @@
 The yardstick is reference.py in fp64. The peer is Eq. 1 written in one line and run in the map's
 own dtype. An op may be no worse than its peer (bf16 and fp16: 1.5 times), case by case, up to one
 rounding of the terms that are summed: below that, which of two right answers is nearer is luck.
-Over all cases together luck cancels, and the op must be level (2% for what is left of luck).
+Over all cases together luck cancels, and the op must be level (10% for what is left of luck).
 """
 
 from collections import defaultdict
@@ -127,7 +127,7 @@ def in_all_no_worse(totals: dict[str, list[tuple[float, float]]]) -> None:
     assert sum(map(len, totals.values())) >= 300
     for name, errors in totals.items():
         ours, peers = (sum(e) for e in zip(*errors, strict=True))
-        assert ours <= 1.02 * peers, (name, ours, peers)
+        assert ours <= 1.1 * peers, (name, ours, peers)
     totals.clear()
 
 

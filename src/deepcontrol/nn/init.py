@@ -20,6 +20,10 @@ def he_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.M
     Filters of convolutions and linear layers are normal with variance 2 / fan-in (He et al.,
     1 / fan-in for an AGC neuron without activation), biases 0. Everything else that knows how is
     reset: norms and AGC layers to gamma = 1, beta = 0, lambda = 1.
+
+    >>> model = he_init_(nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU()))
+    >>> bool(model[0].bias.any())
+    False
     """
     for module in model.modules():
         if isinstance(module, (_ConvNd, nn.Linear)):
@@ -37,6 +41,11 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
     (Dirac) filter. He fan-in starts all others: the first layer of the model, the first after each
     pooling, unpooling or strided convolution, those that change the number of channels, and the
     linear ones. Layers are taken in the order in which the model registers them.
+
+    >>> model = identity_init_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1)))
+    >>> x = torch.randn(1, 8, 5, 5)
+    >>> torch.equal(model[1](x), x)
+    True
     """
     he_init_(model, generator)
     first_after_pooling = True

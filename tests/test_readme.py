@@ -1,0 +1,25 @@
+"""The README's Python runs as it stands, and its tree names files that exist."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_code_blocks_run_in_order() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)  # noqa: S102
+
+
+def test_tree_is_true() -> None:
+    tree = README.split("## How it is made")[1].split("Development:")[0]
+    package = ROOT / "src" / "deepcontrol"
+    for folder in (p for p in package.iterdir() if p.is_dir() and p.name != "__pycache__"):
+        assert f"{folder.name}/" in tree, f"{folder.name}/ is missing from the README's tree"
+    named = re.findall(r"[\w/]+\.py", tree)
+    there = {p.name for p in package.rglob("*.py")}
+    assert set(named) <= there, set(named) - there
