@@ -20,6 +20,12 @@ ALLOWED: dict[str, set[str]] = {
     "ops": set(),
     "nn": {"ops"},
     "__init__": {"ops", "nn"},
+    "models": {"ops", "nn"},
+    "data": set(),
+    "losses": {"data"},
+    "metrics": {"data"},
+    "cli": {"data"},
+    "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "__init__"}
 

@@ -1,0 +1,131 @@
+"""Batches for training and evaluation, from memory or from the device itself."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .augment import Augment, View, look
+from .cache import Cache
+from .randomness import key, words
+from .sample import Size
+
+# Images become about 0 in mean and 1 in spread.
+CENTRE, SPREAD = 127.5, 64.0
+
+
+class Batch(NamedTuple):
+    images: Tensor  # (N, 3, H, W) fp32, channels_last, centred and scaled
+    labels: Tensor  # (N, H, W) uint8
+    segments: Tensor  # (N, H, W) int16: the bits of the cache's uint16, which torch half supports
+
+
+class Batches:
+    """The samples of a cache in batches on a device; batch k of an epoch is always the same.
+
+    With `augment`, an epoch is a permutation keyed on (seed, epoch), and each image is seen as
+    keyed on (seed, epoch, index), at `size`. Without, all images come whole and in order.
+
+    The arrays are held on the device where they fit in `device_share` of its free memory, and are
+    read from the mapped cache ahead of time by a thread otherwise.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        batch_size: int,
+        *,
+        size: Size | None = None,
+        augment: Augment | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        device_share: float = 0.4,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.cache, self.batch_size, self.augment, self.seed = cache, batch_size, augment, seed
+        self.size = size if augment and size else cache.size
+        if any(part > whole for part, whole in zip(self.size, cache.size, strict=True)):
+            raise ValueError(
+                f"size {self.size} is larger than the cache's {cache.size}: prepare it at that size"
+            )
+        self.device = torch.device(device)
+        arrays = (cache.images, cache.labels, cache.segments.view(np.int16))
+        self._arrays = tuple(torch.from_numpy(a) for a in arrays)
+        self.on_device = self.device.type != "cuda" or cache.nbytes < device_share * _free(device)
+        if self.on_device:
+            self._arrays = tuple(a.to(self.device) for a in self._arrays)
+
+    def __len__(self) -> int:
+        """Batches in an epoch; the last may be smaller."""
+        return -(-len(self.cache) // self.batch_size)
+
+    def order(self, epoch: int) -> list[int]:
+        """The samples of an epoch in their order."""
+        if self.augment is None:
+            return list(range(len(self.cache)))
+        return np.argsort(words(key(self.seed, epoch), len(self.cache)), kind="stable").tolist()
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on."""
+        order = self.order(epoch)
+        chunks = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        batches = (self._batch(epoch, chunk) for chunk in chunks[start:])
+        # Where data and training share the CPU, reading ahead would only compete with the step.
+        return batches if self.on_device else _ahead(batches)
+
+    def _batch(self, epoch: int, indices: list[int]) -> Batch:
+        chosen = torch.tensor(indices, device=self._arrays[0].device)
+        arrays = [a[chosen] for a in self._arrays]
+        if self.augment is None:
+            views = [View()] * len(indices)
+        else:
+            views = [
+                self.augment.view(self.seed, epoch, i, self.cache.size, self.size) for i in indices
+            ]
+        if not self.on_device:
+            arrays = [a.pin_memory().to(self.device, non_blocking=True) for a in arrays]
+        images, labels, segments = look(arrays[0], arrays[1], arrays[2], views, self.size)
+        return Batch(((images - CENTRE) / SPREAD).permute(0, 3, 1, 2), labels, segments)
+
+
+def _free(device: torch.device | str) -> int:
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def _ahead(batches: Iterator[Batch], depth: int = 2) -> Iterator[Batch]:
+    """The same batches, made by a thread while the last one is being used."""
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
+    stopped = threading.Event()
+
+    def put(item: Batch | BaseException | None) -> None:
+        while not stopped.is_set():
+            try:
+                return ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for batch in batches:
+                put(batch)
+                if stopped.is_set():
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stopped.set()
+        thread.join()

@@ -1,0 +1,146 @@
+"""Samples decoded once into arrays on disk, mapped into memory from then on.
+
+A cache is a folder of plain .npy files and an index.json with their checksums. It is written beside
+its place and renamed into it, under a lock, so that it is there whole or not at all, whoever else
+starts at the same time. Its name holds the source's fingerprint: another source, another cache.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sample import VOID, Palette, Size, Source
+
+FORMAT = 1  # part of each cache's name; counts up when what is stored changes
+_ARRAYS = ("images", "labels", "segments")
+
+Progress = Callable[[int, int], None]  # (samples done, samples in all)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """All samples of a source at one size, as arrays mapped from disk."""
+
+    name: str
+    classes: tuple[str, ...]
+    palette: Palette
+    images: NDArray[np.uint8]  # (N, H, W, 3)
+    labels: NDArray[np.uint8]  # (N, H, W)
+    segments: NDArray[np.uint16]  # (N, H, W)
+    histogram: NDArray[np.int64]  # pixels of each class
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def size(self) -> Size:
+        return self.images.shape[1], self.images.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.images.nbytes + self.labels.nbytes + self.segments.nbytes
+
+
+def default_folder() -> Path:
+    """Where caches go unless told otherwise: the user's cache directory."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "deepcontrol"
+
+
+def prepare(
+    source: Source, size: Size, folder: Path | None = None, progress: Progress | None = None
+) -> Cache:
+    """The cache of a source at a size: opened if it is there and whole, made if not."""
+    folder = folder or default_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{source.name}-{len(source)}-{size[0]}x{size[1]}"
+    place = folder / f"{stem}-{FORMAT}-{source.fingerprint()}"
+    with _locked(folder / f"{stem}.lock"):
+        if not _is_whole(place):
+            shutil.rmtree(place, ignore_errors=True)
+            _build(source, size, place, progress)
+            for old in folder.glob(f"{stem}-*"):
+                if old != place:
+                    shutil.rmtree(old)
+    return _open(place, source)
+
+
+def _build(source: Source, size: Size, place: Path, progress: Progress | None) -> None:
+    count = len(source)
+    if count == 0:
+        raise ValueError(f"{source.name} has no samples")
+    temporary = Path(tempfile.mkdtemp(dir=place.parent, prefix=".building-"))
+    try:
+        parts: list[NDArray] = list(source.read(0, size))
+        arrays = {
+            name: np.lib.format.open_memmap(
+                temporary / f"{name}.npy", "w+", part.dtype, (count, *part.shape)
+            )
+            for name, part in zip(_ARRAYS, parts, strict=True)
+        }
+        histogram = np.zeros(256, np.int64)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            samples = pool.map(lambda i: source.read(i, size), range(count))
+            for i, sample in enumerate(samples):
+                for name, array in zip(_ARRAYS, sample, strict=True):
+                    arrays[name][i] = array
+                histogram += np.bincount(sample.labels.ravel(), minlength=256)
+                if progress:
+                    progress(i + 1, count)
+        index = {
+            "source": source.name,
+            "histogram": histogram[: len(source.classes)].tolist(),
+            "void": int(histogram[VOID]),
+            "crc32": {name: _checksum(array) for name, array in arrays.items()},
+        }
+        for array in arrays.values():
+            array.flush()
+        (temporary / "index.json").write_text(json.dumps(index, indent=2))
+        temporary.rename(place)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _is_whole(place: Path) -> bool:
+    try:
+        index = json.loads((place / "index.json").read_text())
+        return all(
+            _checksum(np.load(place / f"{name}.npy", mmap_mode="r")) == index["crc32"][name]
+            for name in _ARRAYS
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _open(place: Path, source: Source) -> Cache:
+    index = json.loads((place / "index.json").read_text())
+    # Copy on write: torch wants arrays that it could write to, and none of ours is written.
+    images, labels, segments = (np.load(place / f"{name}.npy", mmap_mode="c") for name in _ARRAYS)
+    histogram = np.array(index["histogram"], np.int64)
+    return Cache(source.name, source.classes, source.palette, images, labels, segments, histogram)
+
+
+def _checksum(array: NDArray) -> int:
+    value = 0
+    for sample in array:
+        value = zlib.crc32(np.ascontiguousarray(sample).data, value)
+    return value
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

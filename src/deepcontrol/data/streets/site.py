@@ -1,0 +1,23 @@
+"""The site: what every builder of a scene works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..randomness import Dice
+from .camera import Camera
+from .stage import Stage
+from .street import Street
+
+
+@dataclass
+class Site:
+    """Stage, dice and plan; `lamps` says whether lights are on, `leaves` are the leaf palettes."""
+
+    stage: Stage
+    dice: Dice
+    street: Street
+    camera: Camera
+    lamps: bool
+    soil: int
+    leaves: list[int] = field(default_factory=list)

@@ -1,0 +1,88 @@
+"""SegNet, the paper's first network: deep, no skips, unpooling by the pooling's indices."""
+
+import itertools
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from .blocks import Block, conv_block, scaled
+
+STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+class SegNet(nn.Module):
+    """13 + 13 convolutions of 3x3, 5 poolings; images (N, 3, H, W) to logits (N, classes, H, W).
+
+    Encoder widths are [64, 64, 128, 128, 256 x3, 512 x3, 512 x3], the decoder mirrors them, and
+    its last convolution, of width `classes`, gives the logits: no normalisation, no activation.
+    The only other way from encoder to decoder are the positions of the pooled maxima. Any H and W
+    of at least 32 will do.
+
+    width: scales all inner widths. norm: agc, bn, gn, in, frn or none.
+
+    >>> import torch
+    >>> SegNet(19, width=0.125)(torch.randn(1, 3, 64, 64)).shape
+    torch.Size([1, 19, 64, 64])
+    """
+
+    def __init__(self, classes: int, width: float = 1.0, norm: str = "agc") -> None:
+        super().__init__()
+        block = conv_block(norm)
+        stages = [[scaled(c, width) for c in stage] for stage in STAGES]
+        self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
+        channels = 3
+        for widths in stages:
+            self.encoder.append(EncoderStage(block, channels, widths))
+            channels = widths[-1]
+        for widths, above in zip(reversed(stages), [*reversed(stages[:-1]), None], strict=True):
+            # The mirror: a stage keeps its width, and its last layer takes that of the stage above.
+            inner = widths[1:] if above is None else [*widths[1:], above[-1]]
+            self.decoder.append(DecoderStage(block, channels, inner))
+            channels = inner[-1]
+        self.classify = nn.Conv2d(channels, classes, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        smallest = 2 ** len(self.encoder)
+        if x.dim() != 4 or x.shape[1] != 3 or min(x.shape[2:]) < smallest:
+            raise ValueError(
+                f"expected images (N, 3, H, W) of at least {smallest}x{smallest}, "
+                f"got {tuple(x.shape)}"
+            )
+        pooled = []
+        for encode in self.encoder:
+            x, indices, size = encode(x)
+            pooled.append((indices, size))
+        for decode in self.decoder:
+            x = decode(x, *pooled.pop())
+        return self.classify(x)
+
+
+class EncoderStage(nn.Module):
+    """Convolutions, then 2x2 max pooling that remembers where each maximum was."""
+
+    def __init__(self, block: Block, in_channels: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.convolutions = _row(block, in_channels, widths)
+        self.pool = nn.MaxPool2d(2, return_indices=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Sequence[int]]:
+        x = self.convolutions(x)
+        pooled, indices = self.pool(x)
+        return pooled, indices, x.shape[2:]
+
+
+class DecoderStage(nn.Module):
+    """Each value back to where its maximum was, zeros elsewhere, then convolutions."""
+
+    def __init__(self, block: Block, in_channels: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.unpool = nn.MaxUnpool2d(2)
+        self.convolutions = _row(block, in_channels, widths)
+
+    def forward(self, x: Tensor, indices: Tensor, size: Sequence[int]) -> Tensor:
+        return self.convolutions(self.unpool(x, indices, output_size=size))
+
+
+def _row(block: Block, in_channels: int, widths: Sequence[int]) -> nn.Sequential:
+    pairs = itertools.pairwise([in_channels, *widths])
+    return nn.Sequential(*(block(a, b, 3) for a, b in pairs))
