@@ -150,7 +150,8 @@ def main() -> None:
             rate = served(batches)
             fed, ready, spread = fed_against_ready(trainer, batches, args.steps)
             print(
-                f"{name}: {rate:.0f} images/s alone; a step {fed:.1f} ms fed, {ready:.1f} ms ready, "
+                f"{name}: {rate:.0f} images/s alone; "
+                f"a step {fed:.1f} ms fed, {ready:.1f} ms ready, "
                 f"ratio {fed / ready:.3f} +- {spread:.3f}"
             )
             rows.append(

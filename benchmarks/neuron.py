@@ -1,4 +1,4 @@
-"""One training step of one neuron, AGC beside its peers: time and memory, to a CSV.
+"""One training step of one neuron with AGC (automatic gain control) beside its peers, to a CSV.
 
 A 3x3 convolution of 64 to 64 channels at 256x512 with its normalisation and ReLU, forward and
 backward. All contenders take turns in one run, so that whatever else the machine does hits all of
@@ -22,20 +22,22 @@ from torch import Tensor, nn
 from deepcontrol import AGC2d, AGCConv2d
 from deepcontrol.nn import saved_bytes
 
-WIDTH, HEIGHT, BREADTH = 64, 256, 512
+CHANNELS, HEIGHT, WIDTH = 64, 256, 512
 
 
 def convolution_then(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=not layers), *layers, nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=not layers), *layers, nn.ReLU()
+    )
 
 
 CONTENDERS: dict[str, Callable[[], nn.Module]] = {
     "no normalisation": convolution_then,
-    "AGC neuron": lambda: AGCConv2d(WIDTH, WIDTH, 3, padding=1),
-    "AGC layer": lambda: convolution_then(AGC2d(WIDTH)),
-    "BatchNorm": lambda: convolution_then(nn.BatchNorm2d(WIDTH)),
-    "GroupNorm(32)": lambda: convolution_then(nn.GroupNorm(32, WIDTH)),
-    "InstanceNorm": lambda: convolution_then(nn.InstanceNorm2d(WIDTH, affine=True)),
+    "AGC neuron": lambda: AGCConv2d(CHANNELS, CHANNELS, 3, padding=1),
+    "AGC layer": lambda: convolution_then(AGC2d(CHANNELS)),
+    "BatchNorm": lambda: convolution_then(nn.BatchNorm2d(CHANNELS)),
+    "GroupNorm(32)": lambda: convolution_then(nn.GroupNorm(32, CHANNELS)),
+    "InstanceNorm": lambda: convolution_then(nn.InstanceNorm2d(CHANNELS, affine=True)),
 }
 
 
@@ -68,9 +70,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
-    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/neuron-{device}.csv"))
+    out = Path(f"benchmarks/results/neuron-{device}.csv")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each contender, from 2")
+    parser.add_argument("--out", type=Path, default=out, help="the CSV to write")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error(f"--rounds must be at least 2 for a spread, got {args.rounds}")
 
     gpu = device == "cuda"
     batch, dtype = (8, torch.bfloat16) if gpu else (1, torch.float32)
@@ -78,7 +83,7 @@ def main() -> None:
     print(f"One neuron on {hardware(device)}: batch {batch}, {dtype}, {args.rounds} rounds.")
 
     def maps() -> Tensor:
-        return torch.randn(batch, WIDTH, HEIGHT, BREADTH).to(device, dtype, memory_format=layout)
+        return torch.randn(batch, CHANNELS, HEIGHT, WIDTH).to(device, dtype, memory_format=layout)
 
     x, g = maps().requires_grad_(), maps()
     models = {name: make().to(device, dtype) for name, make in CONTENDERS.items()}

@@ -109,7 +109,7 @@ def train(
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        if step % max(1, steps // 12) == 0:
+        if step % max(1, steps // 12) == 0 or step == steps:
             curve.append((step, pixel_error(model, *validation)))
         tick()
     return curve, model
@@ -155,12 +155,18 @@ def draw(
     plt.close(figure)
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=1000, help="training images a run")
-    parser.add_argument("--seeds", type=int, default=2, help="runs of each network")
+    parser.add_argument("--steps", type=positive, default=1000, help="training images a run")
+    parser.add_argument("--seeds", type=positive, default=2, help="runs of each network")
     parser.add_argument(
         "--out", type=Path, default=Path("out/batch_one"), help="folder for the PNG"
     )

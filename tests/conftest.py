@@ -1,7 +1,12 @@
 """Shared by all tests: a fixed seed, and the device that a test runs on."""
 
+import os
+
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores; their threads would wait for each other
 
 
 @pytest.fixture(autouse=True)

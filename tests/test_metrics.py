@@ -1,17 +1,14 @@
 """The confusion matrix against loops, in uneven pieces and over processes."""
 
-import os
-import socket
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from deepcontrol.data.sample import VOID
 from deepcontrol.metrics import ConfusionMatrix
+from tests.processes import run_two
 
 CLASSES = 5
 
@@ -61,23 +58,17 @@ def test_before_anything_was_seen() -> None:
         matrix.update(torch.zeros(2, 3), torch.zeros(3, 2))
 
 
-def worker(rank: int, port: int, folder: str) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def worker(rank: int, folder: str) -> None:
     predicted, labels = predictions()
     share = slice(0, 2) if rank == 0 else slice(2, 7)
     matrix = ConfusionMatrix(CLASSES)
     matrix.update(predicted[share], labels[share])
     matrix.reduce()
     torch.save(matrix.counts, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_two_processes_with_uneven_shares(tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(worker, (port, str(tmp_path)), nprocs=2)
+    run_two(worker, str(tmp_path))
     whole = ConfusionMatrix(CLASSES)
     whole.update(*predictions())
     for rank in range(2):

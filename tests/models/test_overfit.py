@@ -1,42 +1,48 @@
-"""Both networks with AGC learn eight images by heart, one at a time."""
+"""Both networks with AGC learn eight pictures by heart, one at a time."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from deepcontrol import he_init_
-from deepcontrol.data.streets import render
 from deepcontrol.losses import classes_and_contour_loss, pixel_cross_entropy
 from deepcontrol.metrics import ConfusionMatrix
 from deepcontrol.models import ClassNet, SegNet
 
-
-def eight_scenes(height: int, width: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    scenes = [render(3, index, height, width) for index in range(8)]
-    return [
-        (
-            ((torch.tensor(s.image).permute(2, 0, 1).float() - 127.5) / 64)[None],
-            torch.tensor(s.labels)[None],
-            torch.tensor(s.instances.astype("int32") * 100 + s.labels)[None],
-        )
-        for s in scenes
-    ]
+CLASSES = 14
 
 
-@pytest.mark.parametrize(
-    ("network", "size", "width", "epochs", "rate"),
-    [(SegNet, (32, 64), 0.5, 60, 0.02), (ClassNet, (128, 256), 0.5, 60, 0.02)],
-)
-def test_overfits_eight_images_at_batch_1(
-    network: type, size: tuple[int, int], width: float, epochs: int, rate: float
-) -> None:
-    scenes = eight_scenes(*size)
-    model = he_init_(network(19, width=width))
-    optimiser = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+def picture(rng: torch.Generator, side: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Five overlapping rectangles of three classes: noisy image, labels, segments, batch of 1."""
+
+    def whole(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=rng))
+
+    colours = torch.tensor([[0.0, 0.0, 0.0], [1.5, 0.0, -1.0], [-1.0, 1.5, 0.0], [0.0, -1.0, 1.5]])
+    labels = torch.zeros(side, side, dtype=torch.uint8)
+    segments = torch.zeros(side, side, dtype=torch.int32)
+    for number in range(1, 6):
+        height, width = whole(side // 8, side // 2), whole(side // 8, side // 2)
+        top, left = whole(0, side - height), whole(0, side - width)
+        window = (slice(top, top + height), slice(left, left + width))
+        labels[window], segments[window] = whole(1, 4), number
+    noise = 0.3 * torch.randn(3, side, side, generator=rng)
+    image = colours[labels.long()].permute(2, 0, 1) + noise
+    return image[None], labels[None], segments[None]
+
+
+# At 128x128 ClassNet's deepest maps have one position: nothing passes there, and nothing needs to.
+@pytest.mark.filterwarnings("ignore:AGCConv2d got maps of one position")
+@pytest.mark.parametrize(("network", "side"), [(SegNet, 64), (ClassNet, 128)])
+def test_overfits_eight_pictures_at_batch_1(network: type, side: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    pictures = [picture(rng, side) for _ in range(8)]
+    model = he_init_(network(CLASSES, width=0.25), rng)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     error = 1.0
-    for epoch in range(epochs):
-        matrix = ConfusionMatrix(19)
-        for image, labels, segments in scenes:
+    for _ in range(100):
+        matrix = ConfusionMatrix(CLASSES)
+        for image, labels, segments in pictures:
             output = model(image)
             if isinstance(output, Tensor):
                 classes, loss = output, pixel_cross_entropy(output, labels)
@@ -48,8 +54,6 @@ def test_overfits_eight_images_at_batch_1(
             optimiser.step()
             matrix.update(classes.argmax(1), labels)
         error = matrix.pixel_error
-        if epoch % 5 == 4:
-            print(epoch, error, loss.item(), flush=True)
         if error < 0.02:
             break
     assert error < 0.02

@@ -93,6 +93,21 @@ def test_loading_batchnorm_drops_its_statistics_and_says_so() -> None:
     assert torch.equal(model[1].mean_scale, torch.full((4,), 0.5))
 
 
+def test_loading_batchnorm_into_an_empty_model() -> None:
+    """assign=True takes tensors as they are: lambda, which BatchNorm has not, must become real."""
+    with torch.device("meta"):
+        model = AGC2d(4)
+    with pytest.warns(UserWarning, match="running_mean"):
+        model.load_state_dict(nn.BatchNorm2d(4).state_dict(), assign=True)
+    assert torch.equal(model.mean_scale, torch.ones(4))
+
+
+def test_without_bias() -> None:
+    layer = AGC2d(4, bias=False)
+    assert [n for n, _ in layer.named_parameters()] == ["weight", "mean_scale"]
+    assert layer(input=torch.randn(1, 4, 3, 3)).shape == (1, 4, 3, 3)
+
+
 def test_its_own_state_dict_is_strict_and_silent() -> None:
     model = AGC2d(4)
     state = model.state_dict()

@@ -1,21 +1,16 @@
 """Two gloo processes on one machine compute what one process computes."""
 
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from deepcontrol import AGC2d, AGCConv2d, AGCLinear
-
-WORLD = 2
+from tests.processes import WORLD, run_two
 
 
 def network() -> nn.Sequential:
@@ -57,25 +52,18 @@ def fsdp(model: nn.Module) -> tuple[nn.Module, Callable[[], dict[str, Tensor]]]:
     return model, lambda: {k: v.full_tensor() for k, v in model.state_dict().items()}
 
 
-def worker(rank: int, port: int, folder: str, wrap: Callable) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+def worker(rank: int, folder: str, wrap: Callable) -> None:
     model, state = wrap(network())
     x, target = (a.chunk(WORLD)[rank] for a in batch())
     train(model, x, target)
     whole = state()
     if rank == 0:
         torch.save(whole, Path(folder) / "state.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("wrap", [ddp, fsdp])
 def test_two_processes_equal_one(wrap: Callable, tmp_path: Path) -> None:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(worker, (port, str(tmp_path), wrap), nprocs=WORLD)
+    run_two(worker, str(tmp_path), wrap)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     alone = network()
     train(alone, *batch())

@@ -87,6 +87,23 @@ def test_identity_passes_maps_through() -> None:
     assert torch.equal(model(x), first)
 
 
+def test_every_layer_but_embeddings_starts_over() -> None:
+    layer = AGC2d(3)
+    spoil(layer)
+    he_init_(layer)
+    assert torch.equal(layer.mean_scale, torch.ones(3))
+    table = nn.Embedding(4, 5)
+    before = table.weight.clone()
+    he_init_(nn.Sequential(table))
+    assert torch.equal(table.weight, before)
+
+
+def test_a_weight_that_is_computed_is_set_too() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Conv2d(64, 64, 3))
+    he_init_(layer)
+    assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / 576), rel=0.05)
+
+
 def test_a_generator_decides() -> None:
     weights = []
     for seed in (1, 1, 2):

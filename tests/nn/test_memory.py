@@ -90,3 +90,10 @@ def test_drop_in_layer_keeps_its_input_like_batchnorm() -> None:
     own = sum(N * c * H * W * 4 for c in WIDTHS[1:])
     means = sum(N * c * 4 for c in WIDTHS[1:])
     assert saved_bytes(chain(drop_in), x) == inputs + own + means
+
+
+def test_counts_on_meta_what_it_counts_for_real() -> None:
+    x = torch.randn(N, WIDTHS[0], H, W)
+    with torch.device("meta"):
+        empty = chain(neuron)
+    assert saved_bytes(empty, x.to("meta")) == saved_bytes(chain(neuron), x)

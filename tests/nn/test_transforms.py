@@ -138,7 +138,9 @@ def test_meta_device(model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_returns_the_inputs_dtype(dtype: torch.dtype, device: str) -> None:
+def test_under_autocast_a_layer_keeps_its_inputs_dtype_and_a_neuron_casts(
+    dtype: torch.dtype, device: str
+) -> None:
     layer, neuron = AGC2d(8).to(device), AGCConv2d(3, 8, 3, padding=1).to(device)
     x = torch.randn(2, 3, 8, 8, device=device, requires_grad=True)
     with torch.autocast(device, dtype):
@@ -153,3 +155,10 @@ def test_autocast_returns_the_inputs_dtype(dtype: torch.dtype, device: str) -> N
     assert x.grad is not None
     assert x.grad.dtype == torch.float32
     torch.testing.assert_close(y.float(), neuron(x), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_jit_trace_sees_plain_ops(model: nn.Module, x: Tensor) -> None:
+    traced = torch.jit.trace(model, x)
+    assert "deepcontrol::" not in str(traced.inlined_graph)
+    assert_same([traced(x)], [model(x)])

@@ -102,6 +102,7 @@ CONV = ([1, 1], [0, 0], [1, 1], 1)
         (lambda: agc(torch.ones(2, 3, 4), P3, P3, torch.ones(3, 1)), r"mean_scale.*\(3, 1\)"),
         (lambda: agc(torch.ones(2, 3, 4, dtype=torch.int64), P3, P3, P3), "int64"),
         (lambda: agc(torch.ones(3), P3, P3, P3), r"at least 2.*got 1: \(3,\)"),
+        (lambda: agc(torch.ones(2, 3, 0, 4), P3, P3, P3), r"no positions.*\(2, 3, 0, 4\)"),
         (lambda: center_bias_act(torch.ones(2, 5, 4), P3, P3), r"bias.*5 channels"),
         (lambda: center_bias_act(torch.ones(2, 3, 4).byte(), P3, P3), "uint8"),
         (lambda: center_bias_act(torch.ones(3), P3, P3), r"at least 2.*got 1"),

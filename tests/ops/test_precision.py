@@ -124,7 +124,8 @@ def totals() -> dict[str, list[tuple[float, float]]]:
 
 
 def in_all_no_worse(totals: dict[str, list[tuple[float, float]]]) -> None:
-    assert sum(map(len, totals.values())) >= 300
+    cases = sum(len(errors) for name, errors in totals.items() if name.startswith("y "))
+    assert cases >= 300
     for name, errors in totals.items():
         ours, peers = (sum(e) for e in zip(*errors, strict=True))
         assert ours <= 1.1 * peers, (name, ours, peers)

@@ -2,8 +2,8 @@
 
 import queue
 import threading
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Generator, Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from .augment import Augment, View, look
 from .cache import Cache
 from .randomness import key, words
 from .sample import Size
+
+T = TypeVar("T")
 
 # Images become about 0 in mean and 1 in spread.
 CENTRE, SPREAD = 127.5, 64.0
@@ -74,21 +76,28 @@ class Batches:
         """The batches of an epoch from number `start` on."""
         order = self.order(epoch)
         chunks = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
-        batches = (self._batch(epoch, chunk) for chunk in chunks[start:])
-        # Where data and training share the CPU, reading ahead would only compete with the step.
-        return batches if self.on_device else _ahead(batches)
+        chosen = chunks[start:]
+        gathered = (self._gather(chunk) for chunk in chosen)
+        if not self.on_device:
+            # The thread does the copying alone: views are applied where the device is driven from,
+            # so that the two do not fight over the interpreter.
+            gathered = _ahead(gathered)
+        for indices, arrays in zip(chosen, gathered, strict=True):
+            yield self._batch(epoch, indices, arrays)
 
-    def _batch(self, epoch: int, indices: list[int]) -> Batch:
+    def _gather(self, indices: list[int]) -> list[Tensor]:
         chosen = torch.tensor(indices, device=self._arrays[0].device)
         arrays = [a[chosen] for a in self._arrays]
+        return arrays if self.on_device else [a.pin_memory() for a in arrays]
+
+    def _batch(self, epoch: int, indices: list[int], arrays: list[Tensor]) -> Batch:
+        arrays = [a.to(self.device, non_blocking=True) for a in arrays]
         if self.augment is None:
             views = [View()] * len(indices)
         else:
             views = [
                 self.augment.view(self.seed, epoch, i, self.cache.size, self.size) for i in indices
             ]
-        if not self.on_device:
-            arrays = [a.pin_memory().to(self.device, non_blocking=True) for a in arrays]
         images, labels, segments = look(arrays[0], arrays[1], arrays[2], views, self.size)
         return Batch(((images - CENTRE) / SPREAD).permute(0, 3, 1, 2), labels, segments)
 
@@ -97,12 +106,13 @@ def _free(device: torch.device | str) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def _ahead(batches: Iterator[Batch], depth: int = 2) -> Iterator[Batch]:
-    """The same batches, made by a thread while the last one is being used."""
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(depth)
+def _ahead(items: Iterator[T], depth: int = 2) -> Generator[T]:
+    """The same items, made by a thread while the last one is being used."""
+    end = object()
+    ready: queue.Queue[object] = queue.Queue(depth)
     stopped = threading.Event()
 
-    def put(item: Batch | BaseException | None) -> None:
+    def put(item: object) -> None:
         while not stopped.is_set():
             try:
                 return ready.put(item, timeout=0.1)
@@ -111,21 +121,21 @@ def _ahead(batches: Iterator[Batch], depth: int = 2) -> Iterator[Batch]:
 
     def work() -> None:
         try:
-            for batch in batches:
-                put(batch)
+            for item in items:
+                put(item)
                 if stopped.is_set():
                     return
-            put(None)
+            put(end)
         except BaseException as error:
             put(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
-        while (item := ready.get()) is not None:
+        while (item := ready.get()) is not end:
             if isinstance(item, BaseException):
                 raise item
-            yield item
+            yield item  # type: ignore[misc]
     finally:
         stopped.set()
         thread.join()

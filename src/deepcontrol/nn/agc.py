@@ -28,6 +28,8 @@ class _AGC(nn.Module):
         track_running_stats: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
     ) -> None:
         # eps, momentum and track_running_stats are BatchNorm's: there is no variance to guard and
         # there are no statistics to track, so they are accepted and have no effect.
@@ -36,27 +38,29 @@ class _AGC(nn.Module):
         self.affine = affine
         for name in ("weight", "bias", "mean_scale"):
             parameter = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
-            self.register_parameter(name, parameter if affine else None)
+            there = affine and (bias or name != "bias")
+            self.register_parameter(name, parameter if there else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """gamma = 1, beta = 0, lambda = 1. From lambda = 0 deep networks do not train."""
-        if self.weight is not None and self.bias is not None and self.mean_scale is not None:
-            nn.init.ones_(self.weight)
-            nn.init.zeros_(self.bias)
-            nn.init.ones_(self.mean_scale)
+        for parameter, start in ((self.weight, 1.0), (self.bias, 0.0), (self.mean_scale, 1.0)):
+            if parameter is not None:
+                nn.init.constant_(parameter, start)
 
-    def forward(self, z: Tensor) -> Tensor:
-        if z.dim() not in self._dims:
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() not in self._dims:
             expected = " or ".join(f"{d}-D" for d in self._dims)
-            raise ValueError(f"expected {expected} input, got {z.dim()}-D: {tuple(z.shape)}")
-        if z.shape[1] != self.num_features:
             raise ValueError(
-                f"expected {self.num_features} channels, got {z.shape[1]} "
-                f"in the input of shape {tuple(z.shape)}"
+                f"expected {expected} input, got {input.dim()}-D: {tuple(input.shape)}"
             )
-        warn_if_single_position(self, positions(z))
-        return agc(z, self.weight, self.bias, self.mean_scale)
+        if input.shape[1] != self.num_features:
+            raise ValueError(
+                f"expected {self.num_features} channels, got {input.shape[1]} "
+                f"in the input of shape {tuple(input.shape)}"
+            )
+        warn_if_single_position(self, positions(input))
+        return agc(input, self.weight, self.bias, self.mean_scale)
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, affine={self.affine}"
@@ -76,7 +80,10 @@ class _AGC(nn.Module):
             for key in statistics:
                 del state_dict[key]
             if self.mean_scale is not None:
-                state_dict.setdefault(prefix + "mean_scale", self.mean_scale.detach())
+                own = self.mean_scale.detach()
+                if own.is_meta:  # assigned from the state dict, which has no lambda to assign
+                    own = torch.ones_like(state_dict[prefix + "weight"])
+                state_dict.setdefault(prefix + "mean_scale", own)
             warnings.warn(
                 f"this state dict is BatchNorm's: {', '.join(statistics)} dropped, since AGC keeps "
                 "no statistics, and mean_scale left as it is. The outputs will differ from "
@@ -89,7 +96,14 @@ class _AGC(nn.Module):
 
 
 class AGC1d(_AGC):
-    """AGC over (N, C, L), or (N, C) as BatchNorm1d takes it: see AGC2d."""
+    """AGC (automatic gain control) over (N, C, L): see AGC2d.
+
+    Like BatchNorm1d it also takes (N, C), but there a map is one position and lambda = 1 leaves
+    only the bias: after a linear layer use AGCLinear, or start at lambda = 0.
+
+    >>> AGC1d(8)(torch.randn(1, 8, 16)).shape
+    torch.Size([1, 8, 16])
+    """
 
     _dims = (2, 3)
 
@@ -103,8 +117,8 @@ class AGC2d(_AGC):
     1). No buffers: the function is the same in training and evaluation and for any batch size.
     `affine=False` leaves z - mean(z). The other arguments of BatchNorm2d are accepted and ignored.
 
-    Where the convolution before it is yours to replace, AGCConv2d computes the same and keeps
-    nothing for its backward; this layer keeps its input, as BatchNorm2d does.
+    This layer keeps its input for its backward, as BatchNorm2d does. Where the convolution before
+    it is yours to replace, AGCConv2d computes the same without that.
 
     >>> layer = AGC2d(8)
     >>> layer(torch.randn(1, 8, 16, 16)).shape
@@ -115,6 +129,10 @@ class AGC2d(_AGC):
 
 
 class AGC3d(_AGC):
-    """AGC over volumes (N, C, D, H, W): see AGC2d."""
+    """AGC (automatic gain control) over volumes (N, C, D, H, W): see AGC2d.
+
+    >>> AGC3d(8)(torch.randn(1, 8, 4, 6, 6)).shape
+    torch.Size([1, 8, 4, 6, 6])
+    """
 
     _dims = (5,)

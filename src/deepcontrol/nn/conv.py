@@ -10,7 +10,7 @@ from ..ops import center_bias_act, gain_conv
 from ..ops.activation import ActivationName, get_activation
 from ..ops.maps import positions
 from .hazards import warn_if_single_position
-from .init import he_normal_
+from .init import he_normal_, reset_all_but_filters_
 
 
 class _AGCConv(_ConvNd):
@@ -57,15 +57,22 @@ class _AGCConv(_ConvNd):
         torch's own default for convolutions would lose it within a few layers.
         """
         he_normal_(self)
-        nn.init.zeros_(self.bias)
-        for name in ("gain", "mean_scale"):  # not there yet while torch's constructor runs
-            if hasattr(self, name):
-                nn.init.ones_(getattr(self, name))
+        reset_all_but_filters_(self)  # the gain is not there yet while torch's constructor runs
 
     def forward(self, input: Tensor) -> Tensor:
         spatial = self.weight.dim() - 2
-        if input.dim() == spatial + 1:  # (C, *) without a batch, as torch's convolutions take it
-            return self(input.unsqueeze(0)).squeeze(0)
+        if input.dim() not in (spatial + 1, spatial + 2):
+            raise ValueError(
+                f"expected {spatial + 2}-D input, or {spatial + 1}-D without a batch, "
+                f"got {input.dim()}-D: {tuple(input.shape)}"
+            )
+        if input.shape[-spatial - 1] != self.in_channels:
+            raise ValueError(
+                f"expected {self.in_channels} channels, got {input.shape[-spatial - 1]} "
+                f"in the input of shape {tuple(input.shape)}"
+            )
+        if input.dim() == spatial + 1:
+            return self.forward(input.unsqueeze(0)).squeeze(0)
         x, padding = self._padded(input)
         v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
         warn_if_single_position(self, positions(v))
@@ -87,7 +94,11 @@ class _AGCConv(_ConvNd):
 
 
 class AGCConv1d(_AGCConv, nn.Conv1d):
-    """The AGC neuron over (N, C, L): see AGCConv2d."""
+    """The neuron with AGC (automatic gain control) over (N, C, L): see AGCConv2d.
+
+    >>> AGCConv1d(3, 8, kernel_size=3)(torch.randn(1, 3, 16)).shape
+    torch.Size([1, 8, 14])
+    """
 
 
 class AGCConv2d(_AGCConv, nn.Conv2d):
@@ -101,7 +112,7 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
 
     It is an nn.Conv2d: `weight` is the filter W and `bias` is beta (starts at 0); it adds `gain`
     (gamma, 1) and `mean_scale` (lambda, 1), each (out_channels,). activation is one of relu,
-    leaky_relu, silu, gelu, none.
+    leaky_relu, silu, gelu, none. Under autocast it returns autocast's dtype, as Conv2d does.
 
     >>> neuron = AGCConv2d(3, 16, kernel_size=3, padding=1)
     >>> neuron(torch.randn(1, 3, 32, 32)).shape
@@ -110,4 +121,8 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):
-    """The AGC neuron over volumes (N, C, D, H, W): see AGCConv2d."""
+    """The neuron with AGC (automatic gain control) over volumes (N, C, D, H, W): see AGCConv2d.
+
+    >>> AGCConv3d(3, 8, kernel_size=3)(torch.randn(1, 3, 6, 8, 8)).shape
+    torch.Size([1, 8, 4, 6, 6])
+    """

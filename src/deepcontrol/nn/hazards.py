@@ -22,7 +22,7 @@ def warn_if_single_position(module: nn.Module, positions: int) -> None:
         warnings.warn(
             f"{type(module).__name__} got maps of one position: the mean is the value itself, so "
             "where mean_scale (lambda) is 1 the output is just the bias and no gradient passes. "
-            "Put the layer before the pooling that shrinks the map, or start it at lambda 0: "
+            "Give it larger maps (before the pooling, say), or start it at lambda 0: "
             "torch.nn.init.zeros_(layer.mean_scale).",
-            stacklevel=3,
+            stacklevel=5,  # past this function, the layer's forward, and Module.__call__
         )

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import is_parametrized
 
-_POOLING = tuple(
-    getattr(nn, f"{kind}{d}d")
-    for kind in ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "LPPool", "MaxUnpool")
-    for d in (1, 2, 3)
+_KINDS = ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "LPPool", "MaxUnpool")
+_POOLING = (
+    *(getattr(nn, f"{kind}{d}d") for kind in _KINDS for d in (1, 2, 3)),
+    nn.FractionalMaxPool2d,
+    nn.FractionalMaxPool3d,
 )
 
 
@@ -18,8 +20,8 @@ def he_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.M
     """Start every layer of a model as the paper does, in place; returns the model.
 
     Filters of convolutions and linear layers are normal with variance 2 / fan-in (He et al.,
-    1 / fan-in for an AGC neuron without activation), biases 0. Everything else that knows how is
-    reset: norms and AGC layers to gamma = 1, beta = 0, lambda = 1.
+    1 / fan-in for an AGC neuron without activation), biases 0. Norms and AGC (automatic gain
+    control) layers start over: gamma = 1, beta = 0, lambda = 1. Other layers are left alone.
 
     >>> model = he_init_(nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU()))
     >>> bool(model[0].bias.any())
@@ -28,8 +30,8 @@ def he_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.M
     for module in model.modules():
         if isinstance(module, (_ConvNd, nn.Linear)):
             he_normal_(module, generator)
-            _reset_all_but_filters_(module)
-        elif module is not model and callable(getattr(module, "reset_parameters", None)):
+            reset_all_but_filters_(module)
+        elif _is_norm(module):
             module.reset_parameters()  # type: ignore[operator]
     return model
 
@@ -40,7 +42,9 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
     A convolution that keeps its number of channels and has an odd kernel starts as the identity
     (Dirac) filter. He fan-in starts all others: the first layer of the model, the first after each
     pooling, unpooling or strided convolution, those that change the number of channels, and the
-    linear ones. Layers are taken in the order in which the model registers them.
+    linear ones. Layers and poolings are taken in the order in which the model registers them: a
+    pooling that is a function call, or one module used in several places, is not seen, and the
+    layer after it must be given he_normal_ by hand.
 
     >>> model = identity_init_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1)))
     >>> x = torch.randn(1, 8, 5, 5)
@@ -70,10 +74,20 @@ def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
         fan_in = weight.shape[0] / layer.groups * taps  # type: ignore[assignment]
     variance = 1.0 if getattr(layer, "activation", "relu") == "none" else 2.0
     std = math.sqrt(variance / max(fan_in, 1))
-    return nn.init.normal_(weight, 0.0, std, generator=generator)
+    if not is_parametrized(layer, "weight"):
+        return nn.init.normal_(weight, 0.0, std, generator=generator)
+    # A weight that is computed (weight norm, say) is set by assigning to it.
+    layer.weight = nn.init.normal_(torch.empty_like(weight), 0.0, std, generator=generator)
+    return layer.weight
 
 
-def _reset_all_but_filters_(layer: nn.Module) -> None:
+def _is_norm(module: nn.Module) -> bool:
+    """A layer whose own parameters are all per channel, and which knows how to start over."""
+    own = list(module.parameters(recurse=False))
+    return bool(own) and all(p.dim() == 1 for p in own) and hasattr(module, "reset_parameters")
+
+
+def reset_all_but_filters_(layer: nn.Module) -> None:
     for name, start in (("bias", 0.0), ("gain", 1.0), ("mean_scale", 1.0)):
         parameter = getattr(layer, name, None)
         if isinstance(parameter, Tensor):

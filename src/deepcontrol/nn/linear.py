@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from ..ops.activation import ActivationName, get_activation
 from ..ops.maps import accumulate_dtype
 from .hazards import warn_if_single_position
-from .init import he_normal_
+from .init import he_normal_, reset_all_but_filters_
 
 
 class AGCLinear(nn.Linear):
@@ -20,8 +20,10 @@ class AGCLinear(nn.Linear):
 
         y = act( x (gamma * (W - lambda * mean of W over its rows))^T + beta )
 
-    and costs nothing more than one. Parameters: `weight` W, `bias` beta (starts at 0), `gain`
-    gamma (1), `mean_scale` lambda (1). activation is one of relu, leaky_relu, silu, gelu, none.
+    with no pass over its output; what it costs more is a centred copy of W.
+
+    Parameters: `weight` W, `bias` beta (starts at 0), `gain` gamma (1), `mean_scale` lambda (1).
+    activation is one of relu, leaky_relu, silu, gelu, none.
 
     >>> AGCLinear(8, 4)(torch.randn(1, 8)).shape
     torch.Size([1, 4])
@@ -48,10 +50,7 @@ class AGCLinear(nn.Linear):
     def reset_parameters(self) -> None:
         """He fan-in filters, gain = 1, bias = 0, mean_scale = 1."""
         he_normal_(self)
-        nn.init.zeros_(self.bias)
-        for name in ("gain", "mean_scale"):  # not there yet while torch's constructor runs
-            if hasattr(self, name):
-                nn.init.ones_(getattr(self, name))
+        reset_all_but_filters_(self)  # the gain is not there yet while torch's constructor runs
 
     def forward(self, input: Tensor) -> Tensor:
         if not input.is_floating_point():

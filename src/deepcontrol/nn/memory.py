@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def saved_bytes(model: nn.Module, *inputs: Any) -> int:
-    """Bytes that autograd keeps between model(*inputs) and its backward, parameters apart.
+    """Bytes that autograd keeps between model(*inputs) and its backward, the model's own apart.
 
     Each storage counts once, however many layers keep it: a layer's output that is also the next
     layer's input costs nothing more.
@@ -17,15 +17,18 @@ def saved_bytes(model: nn.Module, *inputs: Any) -> int:
     >>> saved_bytes(AGCConv2d(3, 8, 3, activation="none"), x) == x.nbytes + 8 * 4  # and 8 means
     True
     """
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    own = {_storage(a) for a in (*model.parameters(), *model.buffers())}
     saved: dict[int, Tensor] = {}
 
     def pack(a: Tensor) -> Tensor:
-        address = a.untyped_storage().data_ptr()
-        if address not in parameters:
-            saved[address] = a  # kept alive here, so that no address is given out twice
+        if _storage(a) not in own:
+            saved[_storage(a)] = a  # kept alive here, so that no storage takes another's place
         return a
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda a: a):
         model(*inputs)
     return sum(a.untyped_storage().nbytes() for a in saved.values())
+
+
+def _storage(a: Tensor) -> int:
+    return a.untyped_storage()._cdata  # unlike data_ptr, also told apart on meta

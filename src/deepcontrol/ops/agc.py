@@ -7,7 +7,7 @@ With g the gradient of y, and all sums over positions p and samples s:
     dz = gamma * (g - lam * mean(g))       dbeta = sum g
     dgamma = sum g * (z - lam * m)         dlam = -gamma * sum_s m_s * sum_p g
 
-It keeps z, as BatchNorm does. The neuron (center.py) is the one that keeps nothing.
+It keeps z, as BatchNorm does. The neuron (center.py) is the one that need not.
 
 Device kernels join with `@_agc.register_kernel("cuda")`; without one, this runs.
 """
@@ -78,7 +78,7 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(z, weight, mean_scale, mean)
     ctx.order = memory_order(y)
     ctx.bias_dtype = bias.dtype
-    ctx.set_materialize_grads(False)
+    ctx.set_materialize_grads(False)  # adding a mean's gradient of zeros would cost a pass
 
 
 def _backward(ctx, grad, grad_mean):  # type: ignore[no-untyped-def]

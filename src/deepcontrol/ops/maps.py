@@ -56,6 +56,8 @@ def check_maps(z: Tensor, **per_filter: Tensor | None) -> None:
         raise ValueError(
             f"expected an input of at least 2 dimensions (N, C, *), got {z.dim()}: {tuple(z.shape)}"
         )
+    if 0 in z.shape[2:]:
+        raise ValueError(f"maps of no positions have no mean: got an input of {tuple(z.shape)}")
     for name, parameter in per_filter.items():
         if parameter is not None and parameter.shape != z.shape[1:2]:
             raise ValueError(
