@@ -162,3 +162,14 @@ def test_jit_trace_sees_plain_ops(model: nn.Module, x: Tensor) -> None:
     traced = torch.jit.trace(model, x)
     assert "deepcontrol::" not in str(traced.inlined_graph)
     assert_same([traced(x)], [model(x)])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own rules
+def test_forward_mode_differentiation(model: nn.Module, x: Tensor) -> None:
+    tangent, g = torch.randn_like(x), torch.randn(3, 4, dtype=x.dtype, device=x.device)
+    with torch.autograd.forward_ad.dual_level():
+        dual = model(torch.autograd.forward_ad.make_dual(x, tangent))
+        derivative = torch.autograd.forward_ad.unpack_dual(dual).tangent
+    x = x.requires_grad_()
+    (dx,) = torch.autograd.grad(model(x), x, g)
+    torch.testing.assert_close((derivative * g).sum(), (dx * tangent).sum())

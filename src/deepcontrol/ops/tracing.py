@@ -6,10 +6,12 @@ import torch
 def wants_plain_ops() -> bool:
     """True under export and tracing, whose targets know aten's ops alone, and inside torch.func.
 
-    torch.func (vmap, grad, jvp) refuses the autograd of any op made with torch.library.
+    torch.func (vmap, grad, jvp) refuses the autograd of any op made with torch.library, and
+    forward-mode differentiation has no rule for one.
     """
     return (
         torch.compiler.is_exporting()
         or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
     )
