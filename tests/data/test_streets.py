@@ -1,7 +1,5 @@
 """The street scenes are reproducible to the byte, correctly labelled, varied, and not trivial."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from functools import lru_cache

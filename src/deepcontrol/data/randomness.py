@@ -3,8 +3,6 @@
 The library generators may change their streams between versions; this one cannot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 

@@ -6,8 +6,6 @@ and instances are all read from that one map. Every step is integer or plain IEE
 that sample `index` of `seed` is the same bytes on every machine.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ Forward is +z. Slots: 0 paint, 1 glass, 2 tyre, 3 metal, 4 tail lamp, 5 head lam
 7 second paint or number plate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from .shape import Point, Shape, patch

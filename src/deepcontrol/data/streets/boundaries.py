@@ -1,7 +1,5 @@
 """What separates gardens and parks from the sidewalk: fences, walls, hedges."""
 
-from __future__ import annotations
-
 from . import colours
 from .buildings import panel
 from .classes import Class

@@ -1,7 +1,5 @@
 """Buildings: facades with their shops, doors, plinths, cornices and roofs."""
 
-from __future__ import annotations
-
 from . import colours
 from .classes import Class
 from .site import Site

@@ -5,8 +5,6 @@ road, in metres. A bend moves every point sideways by a quadratic in z, so that 
 needs no geometry of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

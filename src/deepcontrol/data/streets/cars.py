@@ -1,7 +1,5 @@
 """Cars, delivery vans, and the ego car's bonnet."""
 
-from __future__ import annotations
-
 from .bodywork import (
     GLASS,
     HEAD,

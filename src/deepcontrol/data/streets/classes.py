@@ -1,7 +1,5 @@
 """The 19 Cityscapes classes by name; their order and colours are those of cityscapes.py."""
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from ..cityscapes import CLASSES, PALETTE

@@ -1,7 +1,5 @@
 """Pigments. Ranges overlap between classes on purpose: colour alone must not give the class."""
 
-from __future__ import annotations
-
 import colorsys
 
 from ..randomness import Dice

@@ -3,8 +3,6 @@
 Slots: 0 frame, 1 seat, 2 tyre, 3 metal, 4 tail lamp, 5 head lamp, 6 dark trim, 7 second paint.
 """
 
-from __future__ import annotations
-
 from .bodywork import HEAD, METAL, SECOND, TAIL, TRIM, TYRE
 from .shape import Shape, limb, ring
 from .texture import Texture

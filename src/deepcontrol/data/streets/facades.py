@@ -4,8 +4,6 @@ Row 0 is the bottom of a storey. Parts are palette slots relative to the wall's:
 0 wall, 1 glass, 2 frame, 3 dark opening, 4 lit pane or awning, 5 sill and trim.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from .noise import SIDE, Ints, white

@@ -1,7 +1,5 @@
 """What stands along the sidewalks, block by block: terraces, gardens, parks, walled plots."""
 
-from __future__ import annotations
-
 from .boundaries import boundary, wall
 from .buildings import block, face
 from .classes import Class

@@ -4,8 +4,6 @@ Slots of trees: 0 leaves, 1 bark. Slots of signs: 0 face, 1 border, 2 symbol, 3 
 Slots of traffic lights: 0 case, 1 red, 2 amber, 3 green, 4 visor.
 """
 
-from __future__ import annotations
-
 from .shape import Point2, Shape, limb, ring
 from .texture import Texture
 

@@ -4,8 +4,6 @@ On the image of a plane, 1/z and every texture coordinate over z are linear in t
 Each face therefore carries nine numbers, from which shading recovers depth and texture exactly.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Light: time of day and weather decide sun, sky, shadows and haze."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

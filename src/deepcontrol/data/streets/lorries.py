@@ -4,8 +4,6 @@ They are made of several solids, and which of these is nearer depends on the dir
 each comes in an `ahead` and an `oncoming` version that differ in painting order only.
 """
 
-from __future__ import annotations
-
 from .bodywork import (
     GLASS,
     HEAD,

@@ -1,7 +1,5 @@
 """Tileable integer noise, the raw material of every texture."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

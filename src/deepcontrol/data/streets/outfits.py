@@ -1,7 +1,5 @@
 """Palettes of vehicles and of clothes."""
 
-from __future__ import annotations
-
 from . import colours
 from .site import Site
 from .stage import Colour

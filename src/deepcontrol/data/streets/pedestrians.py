@@ -1,7 +1,5 @@
 """People on foot, on the sidewalks and on crossings; bicycles and motorcycles left there."""
 
-from __future__ import annotations
-
 from .classes import Class
 from .outfits import clothes
 from .people import BACKS, FRONTS, WALKERS

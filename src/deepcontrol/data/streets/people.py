@@ -4,8 +4,6 @@ Figures are 1.75 m tall with their feet at y = 0. Slots: 0 coat, 1 trousers, 2 s
 4 shoes, 5 bag or helmet, 6 coat in shade, 7 trousers in shade.
 """
 
-from __future__ import annotations
-
 from .shape import Point2, Shape, limb, ring
 from .texture import Texture
 

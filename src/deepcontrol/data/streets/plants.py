@@ -1,7 +1,5 @@
 """Plants: trees and bushes of the scene's species and season, hedges."""
 
-from __future__ import annotations
-
 from . import colours
 from .classes import Class
 from .furniture import TREES

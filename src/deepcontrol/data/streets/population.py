@@ -3,8 +3,6 @@
 Painting order comes from depth alone.
 """
 
-from __future__ import annotations
-
 from .frontage import build
 from .pedestrians import crossing_people, pedestrians
 from .plants import leaf_palette

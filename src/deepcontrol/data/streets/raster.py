@@ -4,8 +4,6 @@ All runs of a scene are computed together, then written in painting order with o
 runs overlap, the later one stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +29,7 @@ class Runs:
     width: Ints
     owner: Ints
 
-    def where(self, keep: npt.NDArray[np.bool_]) -> Runs:
+    def where(self, keep: npt.NDArray[np.bool_]) -> "Runs":
         """Some of the runs, in the same order."""
         return Runs(self.row[keep], self.left[keep], self.width[keep], self.owner[keep])
 
@@ -41,7 +39,7 @@ def _first_centre(position: Ints) -> Ints:
     return (position + (_HALF - 1)) >> _SHIFT
 
 
-def polygon_runs(faces: Faces, rows: int, columns: int) -> Runs:
+def polygon_runs(faces: Faces, rows: int, columns: int) -> "Runs":
     """One run for each row of each face, from where its outline goes down to where it goes up."""
     if len(faces.first) == 0:
         empty = np.zeros(0, dtype=np.int64)
@@ -79,7 +77,7 @@ def polygon_runs(faces: Faces, rows: int, columns: int) -> Runs:
     return Runs(row[keep], left[keep], (right - left)[keep], owner[keep])
 
 
-def strip_runs(strips: Strips, camera: Camera) -> Runs:
+def strip_runs(strips: Strips, camera: Camera) -> "Runs":
     """Runs of ground strips row by row, so that they follow the bend of the road."""
     table = strips.table
     bounds = []
@@ -156,7 +154,7 @@ def paint(
     canvas[pixel] = np.repeat((runs.owner + offset).astype(np.int32), runs.width)
 
 
-def visible_runs(canvas: npt.NDArray[np.int32], columns: int) -> Runs:
+def visible_runs(canvas: npt.NDArray[np.int32], columns: int) -> "Runs":
     """The finished canvas as runs of one id, none longer than a row."""
     ids = canvas[:-1]
     fresh = np.ones(len(ids), dtype=np.bool_)

@@ -1,7 +1,5 @@
 """Riders on their bicycles and motorcycles, and two-wheelers without riders."""
 
-from __future__ import annotations
-
 from . import colours
 from .classes import Class
 from .outfits import clothes, vehicle_palette

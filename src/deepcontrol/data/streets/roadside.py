@@ -1,7 +1,5 @@
 """Along the kerb: street trees, lamps, bollards, signs, traffic lights."""
 
-from __future__ import annotations
-
 from . import colours
 from .classes import Class
 from .furniture import SIGN_SHAPES

@@ -1,7 +1,5 @@
 """The sensor: lens blur, vignette, grain and tone curve turn planes of light into bytes."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Shading: every pixel of the id map gets the colour of its face, all pixels at once."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

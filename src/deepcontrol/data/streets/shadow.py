@@ -1,7 +1,5 @@
 """Cast shadows: the scene's own faces, flattened onto the ground along the sun's rays."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -5,8 +5,6 @@ are turned to look outwards, so that those turned away from the camera can be dr
 are seen from both sides.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The site: what every builder of a scene works with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from ..randomness import Dice

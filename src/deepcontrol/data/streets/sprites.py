@@ -3,8 +3,6 @@
 Row 0 is the bottom. Foliage sprites fill the tile once; fences repeat.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

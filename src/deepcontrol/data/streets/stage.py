@@ -4,8 +4,6 @@ Ground is a list of strips, painted in order; objects are placements of named sh
 computed here, so that all geometry can be done later for the whole scene at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The street plan and its ground: lanes, kerbs, sidewalks, verges, crossings, markings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..randomness import Dice

@@ -4,8 +4,6 @@ A texel packs a shade (128 is neutral) with a part, the number added to a face's
 and an opacity bit, so that one lookup gives brightness, colour and outline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import IntEnum
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Vehicles: driving in the lanes, crossing, parked, and the ego car's own bonnet."""
 
-from __future__ import annotations
-
 import math
 
 from . import colours
