@@ -27,12 +27,13 @@ class ConfusionMatrix:
                 f"predictions of shape {tuple(predicted.shape)} "
                 f"for labels of shape {tuple(labels.shape)}"
             )
-        # Void gets a cell of its own behind the matrix, so that nothing waits for the device.
-        cells = self.classes**2
-        pairs = labels.long() * self.classes + predicted.long()
-        pairs = torch.where(labels == VOID, cells, pairs)
-        counts = torch.bincount(pairs.flatten(), minlength=cells + 1)
-        self.counts += counts[:cells].reshape(self.classes, self.classes)
+        # Void gets a cell of its own before the matrix, and what is no class one behind it.
+        cells = 1 + self.classes**2
+        pairs = 1 + labels.long() * self.classes + predicted.long()
+        counts = torch.bincount(torch.where(labels == VOID, 0, pairs).flatten(), minlength=cells)
+        if len(counts) > cells:
+            raise ValueError(f"labels or predictions beyond the {self.classes} classes")
+        self.counts += counts[1:].reshape(self.classes, self.classes)
 
     def reduce(self) -> None:
         """Sum over all processes of the default group, if there is one; every process gets it."""
