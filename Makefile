@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: help setup demo test check format test-gpu bench lock
 
 help:
-	@echo "make demo      AGC (automatic gain control) beside BatchNorm at batch 1 on the CPU: a table and a picture (a minute)"
+	@echo "make demo      AGC (automatic gain control) beside BatchNorm at batch 1 on the CPU: a table and a picture (a few minutes)"
 	@echo "make test      the tests, on the CPU"
 	@echo "make check     formatting, lint, types"
 	@echo "make test-gpu  the tests that need a CUDA device"

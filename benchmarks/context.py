@@ -4,7 +4,7 @@ Both are trained alike (SGD, momentum 0.9, rate 0.02 x batch, class weights of m
 the same unseen scenes. The pixel network is 1x1 convolutions without normalisation: any mean over
 a map would let it see more than its pixel.
 
-    python benchmarks/context.py [--epochs 10] [--train 1000] [--val 200] [--size 256x512]
+    python benchmarks/context.py [--epochs 36] [--train 1000] [--val 200] [--size 256x512]
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=36)
     parser.add_argument("--train", type=int, default=1000, help="training scenes")
     parser.add_argument("--val", type=int, default=200, help="validation scenes")
     parser.add_argument("--size", type=parse_size, default=(256, 512), help="HxW")
@@ -105,8 +105,8 @@ def main() -> None:
                 "pixel_error_percent": f"{100 * matrix.pixel_error:.2f}",
                 "mean_iou_percent": f"{100 * matrix.mean_iou:.2f}",
                 "epochs": args.epochs,
-                "train": args.train,
-                "val": args.val,
+                "train": len(caches["train"]),
+                "val": len(caches["val"]),
                 "size": f"{args.size[0]}x{args.size[1]}",
                 "batch_size": args.batch_size,
                 "seed": 0,

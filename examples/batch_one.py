@@ -1,4 +1,4 @@
-"""AGC beside BatchNorm at batch 1, on the CPU, in about a minute.
+"""AGC beside BatchNorm at batch 1, on the CPU, in a minute or two.
 
 Two small networks that differ in nothing but their normalisation learn to label discs, squares
 and triangles, pixel by pixel, one image at a time. Every image has its own light, as photographs

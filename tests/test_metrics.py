@@ -56,8 +56,10 @@ def test_before_anything_was_seen() -> None:
     assert torch.tensor(matrix.mean_iou).isnan()
     with pytest.raises(ValueError, match=r"\(2, 3\).*\(3, 2\)"):
         matrix.update(torch.zeros(2, 3), torch.zeros(3, 2))
-    with pytest.raises(ValueError, match="beyond the 3 classes"):
-        matrix.update(torch.tensor([0]), torch.tensor([3]))
+    for predicted, label in ((0, 3), (3, 0), (-1, 1), (3, 2)):
+        with pytest.raises(ValueError, match="outside of the 3 classes"):
+            matrix.update(torch.tensor([predicted]), torch.tensor([label]))
+    assert not matrix.counts.any()
 
 
 def worker(rank: int, folder: str) -> None:

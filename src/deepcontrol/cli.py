@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .data import DataError, open_source
+from .data import open_source
 from .data.check import check
 from .data.sheet import contact_sheet
 
@@ -54,12 +55,12 @@ class Check:
 class Sheet:
     """Draw a contact sheet of samples beside their labels."""
 
-    data: str = "streets"
-    """streets, camvid, cityscapes or cityscapes14."""
+    data: Literal["streets", "camvid", "cityscapes", "cityscapes14"] = "streets"
+    """The data set; cityscapes14 is Cityscapes in ClassNet's 14 classes."""
     data_root: Path | None = None
     """The data set's folder; streets needs none."""
-    split: str = "train"
-    """train, val or test."""
+    split: Literal["train", "val", "test"] = "train"
+    """Which part of it."""
     count: int = 24
     """How many samples."""
     size: Size = (128, 256)
@@ -84,7 +85,7 @@ def main(args: list[str] | None = None) -> int:
         {"data": Data},
         args=args,
         prog="deepcontrol",
-        description="Automatic gain control in every convolutional neuron: the workbench.",
+        description="AGC (automatic gain control) networks and their data: the workbench.",
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
     console = Console()
@@ -94,10 +95,16 @@ def main(args: list[str] | None = None) -> int:
                 return run_check(action, console)
             case Sheet() as action:
                 return run_sheet(action, console)
-    except (DataError, ValueError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+    except (ValueError, OSError) as error:  # a DataError is a ValueError
+        complain(Console(stderr=True), "error", error)
         return 1
     raise AssertionError(command)
+
+
+def complain(console: Console, kind: str, error: Exception) -> None:
+    # Escaped, because a path may hold what rich would take for its markup.
+    text = f"[bold red]{kind}:[/] {escape(str(error))}"
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def run_check(action: Check, console: Console) -> int:
@@ -107,7 +114,8 @@ def run_check(action: Check, console: Console) -> int:
             action.folder, lambda done, total: progress.update(bar, completed=done, total=total)
         )
     found = ", ".join(f"{split} {count}" for split, count in report.splits.items())
-    console.print(f"{action.folder}: {report.layout}; sound samples: {found or 'none'}")
+    where = escape(str(action.folder))
+    console.print(f"{where}: {report.layout}; sound samples: {found or 'none'}", soft_wrap=True)
     labelled = report.histogram[: len(report.classes)]
     if labelled.sum():
         table = Table("class", "pixels %")
@@ -116,10 +124,10 @@ def run_check(action: Check, console: Console) -> int:
             table.add_row(name, f"{100 * count / labelled.sum():.2f}")
         console.print(table)
     for fault in report.faults:
-        console.print(f"[red]fault:[/] {fault}", highlight=False, soft_wrap=True)
-    verdict = f"{len(report.faults)} faults" if report.faults else "No faults."
-    console.print(verdict, style="bold")
-    return 1 if report.faults else 0
+        complain(console, "fault", fault)
+    count = len(report.faults)
+    console.print(f"{count} fault{'s' * (count > 1)}." if count else "No faults.", style="bold")
+    return 1 if count else 0
 
 
 def run_sheet(action: Sheet, console: Console) -> int:
@@ -127,5 +135,5 @@ def run_sheet(action: Sheet, console: Console) -> int:
     sheet = contact_sheet(source, action.count, action.size)
     action.out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(action.out)
-    console.print(f"{source.name}: {action.out}", soft_wrap=True)
+    console.print(f"{source.name}: {escape(str(action.out))}", soft_wrap=True)
     return 0

@@ -37,10 +37,10 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None =
     It is *not* divided by the sum of the weights as torch's weighted cross-entropy is: with weights
     of mean 1 the learning rate then means the same with and without them. No labelled pixel: 0.
     """
-    target = labels.long()
-    total = functional.cross_entropy(
-        _exact(logits), target, weights, ignore_index=VOID, reduction="sum"
-    )
+    target, logits = labels.long(), _exact(logits)
+    if weights is not None:
+        weights = weights.to(logits.dtype)
+    total = functional.cross_entropy(logits, target, weights, ignore_index=VOID, reduction="sum")
     return total / (target != VOID).sum().clamp(min=1)
 
 
@@ -53,9 +53,14 @@ def contour_loss(logits: Tensor, segments: Tensor, labels: Tensor, near: int = N
     it is void. The sums run over the points of one sample within `near` pixels of a boundary, void
     ones left out; the loss is the mean over the samples, and a sample without boundary adds 0.
     """
+    if logits[:, 0].shape != segments.shape or logits.shape[1] != 1:
+        raise ValueError(
+            f"contour logits of {tuple(logits.shape)} for segments of {tuple(segments.shape)}"
+        )
     target = boundaries(segments, labels)
     close = _dilate(target, near) & (labels != VOID)
-    p = torch.sigmoid(_exact(logits[:, 0])) * close
+    # Masked before the sigmoid, so that not even a NaN gets through from elsewhere.
+    p = torch.sigmoid(_exact(logits[:, 0]).masked_fill(~close, -torch.inf))
     t = target.to(p.dtype)
     dims = (1, 2)
     both = (p * t).sum(dims)

@@ -29,10 +29,12 @@ class ConfusionMatrix:
             )
         # Void gets a cell of its own before the matrix, and what is no class one behind it.
         cells = 1 + self.classes**2
-        pairs = 1 + labels.long() * self.classes + predicted.long()
-        counts = torch.bincount(torch.where(labels == VOID, 0, pairs).flatten(), minlength=cells)
+        true, guess = labels.long(), predicted.long()
+        inside = (true >= 0) & (true < self.classes) & (guess >= 0) & (guess < self.classes)
+        pairs = torch.where(inside, 1 + true * self.classes + guess, cells)
+        counts = torch.bincount(torch.where(true == VOID, 0, pairs).flatten(), minlength=cells)
         if len(counts) > cells:
-            raise ValueError(f"labels or predictions beyond the {self.classes} classes")
+            raise ValueError(f"labels or predictions outside of the {self.classes} classes")
         self.counts += counts[1:].reshape(self.classes, self.classes)
 
     def reduce(self) -> None:

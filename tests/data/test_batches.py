@@ -117,6 +117,8 @@ def test_colour_changes_images_and_nothing_else(cache: Cache) -> None:
     [
         (lambda c: Batches(c, 0), "at least 1, got 0"),
         (lambda c: Batches(c, 1, size=(48, 64), augment=Augment()), r"\(48, 64\).*\(24, 32\)"),
+        (lambda c: Batches(c, 1, size=(8, 8)), r"size \(8, 8\) needs an augmentation"),
+        (lambda c: next(Batches(c, 1).epoch(0, start=-1)), "start must be at least 0, got -1"),
         (lambda c: Augment(scale=(2.0, 1.0)), r"0 < low <= high, got \(2.0, 1.0\)"),
         (lambda c: Augment(colour=1.5), "got 1.5"),
     ],

@@ -1,7 +1,9 @@
 """The cache: whole or not there, right for its source, and made once."""
 
+import json
 import multiprocessing
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ class Counting(PairedFiles):
     def read(self, index: int, size: tuple[int, int]) -> Sample:
         with (self.pairs[0].image.parents[1] / "reads.txt").open("a") as file:
             file.write(f"{index}\n")
-        time.sleep(0.01)
+        time.sleep(0.05)
         return super().read(index, size)
 
 
@@ -66,17 +68,48 @@ def test_rebuilt_when_the_source_changes(camvid_root: Path, tmp_path: Path) -> N
     assert len([p for p in folder.iterdir() if p.is_dir()]) == 2  # another size is another cache
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "index"])
+def test_copies_of_a_data_set_do_not_evict_each_other(camvid_root: Path, tmp_path: Path) -> None:
+    other = tmp_path / "copy"
+    shutil.copytree(camvid_root, other)
+    for _ in range(2):
+        for root in (camvid_root, other):
+            prepare(counting(root), (24, 32), tmp_path / "cache")
+    assert (reads(camvid_root), reads(other)) == (7, 7)
+
+
+def test_what_a_killed_build_leaves_goes_with_the_next(camvid_root: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()  # held here: the worker cannot start without it
+    worker = context.Process(target=build, args=(camvid_root, folder, results))
+    worker.start()
+    deadline = time.monotonic() + 60
+    while reads(camvid_root) < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    worker.kill()
+    worker.join()
+    assert list(folder.glob(".building-*"))
+    assert len(prepare(counting(camvid_root), (24, 32), folder)) == 6
+    assert not list(folder.glob(".building-*"))
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove", "index", "histogram"])
 def test_a_damaged_cache_is_made_again(camvid_root: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "cache"
     cache = prepare(counting(camvid_root), (24, 32), folder)
     expected = np.array(cache.images)
     place = next(p for p in folder.iterdir() if p.is_dir())
-    file = place / ("index.json" if damage == "index" else "images.npy")
+    file = place / ("index.json" if damage in ("index", "histogram") else "images.npy")
     content = bytearray(file.read_bytes())
     if damage == "flip":
         content[-100] ^= 1
         file.write_bytes(content)
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "histogram":
+        index = json.loads(content)
+        index["histogram"][0] += 1
+        file.write_text(json.dumps(index))
     elif damage == "remove":
         file.unlink()
     else:

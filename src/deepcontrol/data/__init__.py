@@ -38,12 +38,13 @@ def open_source(
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     if name == "streets":
-        source = open_streets(split)
-        return source if limit is None else replace(source, count=min(limit, source.count))
+        return open_streets(split, limit)  # the street is endless
     if root is None:
         raise ValueError(f"{name} needs the folder it lies in: --data-root")
     if name == "camvid":
         files = open_camvid(root, split)
     else:
         files = open_cityscapes(root, split, classes=14 if name == "cityscapes14" else 19)
+    if limit is not None and limit > len(files):
+        raise ValueError(f"{files.name} has {len(files)} samples, fewer than the limit {limit}")
     return files if limit is None else replace(files, pairs=files.pairs[:limit])

@@ -78,9 +78,17 @@ def look(
     else:
         images, labels, segments = _resample(images, labels, segments, views, size)
     if any(view[4:] != (1.0, 1.0, 1.0) for view in views):
-        light = torch.tensor([view[4:] for view in views], device=images.device)
+        light = to_device([view[4:] for view in views], images.device)
         images = _in_other_light(images, *light.T[:, :, None, None, None])
     return images, labels, segments
+
+
+def to_device(values: Sequence[object], device: torch.device) -> Tensor:
+    """A small tensor of these values, without waiting for the device to finish what it is at."""
+    tensor = torch.tensor(values)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _crop(maps: Tensor, views: Sequence[View], size: Size) -> Tensor:
@@ -97,7 +105,7 @@ def _resample(
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, height, width = labels.shape
     device = labels.device
-    top, left, zoom, flip = torch.tensor([view[:4] for view in views], device=device).T[..., None]
+    top, left, zoom, flip = to_device([view[:4] for view in views], device).T[..., None]
 
     def coordinates(start: Tensor, length: int) -> Tensor:
         return start + (torch.arange(length, device=device) + 0.5) / zoom - 0.5
@@ -129,8 +137,8 @@ def _resample(
 def _in_other_light(
     images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor
 ) -> Tensor:
-    luma = images.new_tensor([0.299, 0.587, 0.114])
-    grey = (images * luma).sum(-1, keepdim=True)
+    red, green, blue = images.unbind(-1)
+    grey = (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(-1)
     images = grey + saturation * (images - grey)
     mean = grey.mean((1, 2), keepdim=True)
     return (brightness * (mean + contrast * (images - mean))).clamp(0, 255)

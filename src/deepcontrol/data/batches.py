@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .augment import Augment, View, look
+from .augment import Augment, View, look, to_device
 from .cache import Cache
 from .randomness import key, words
 from .sample import Size
@@ -32,8 +32,8 @@ class Batches:
     With `augment`, an epoch is a permutation keyed on (seed, epoch), and each image is seen as
     keyed on (seed, epoch, index), at `size`. Without, all images come whole and in order.
 
-    The arrays are held on the device where they fit in `device_share` of its free memory, and are
-    read from the mapped cache ahead of time by a thread otherwise.
+    On a GPU the arrays are held there where they fit in `device_share` of its free memory, and are
+    read ahead from the mapped cache by a thread otherwise. On a CPU they are read as they are used.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class Batches:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.cache, self.batch_size, self.augment, self.seed = cache, batch_size, augment, seed
-        self.size = size if augment and size else cache.size
+        if augment is None and size not in (None, cache.size):
+            raise ValueError(f"size {size} needs an augmentation: without, images come whole")
+        self.size = size or cache.size
         if any(part > whole for part, whole in zip(self.size, cache.size, strict=True)):
             raise ValueError(
                 f"size {self.size} is larger than the cache's {cache.size}: prepare it at that size"
@@ -74,6 +76,8 @@ class Batches:
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on."""
+        if start < 0:
+            raise ValueError(f"start must be at least 0, got {start}")
         order = self.order(epoch)
         chunks = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
         chosen = chunks[start:]
@@ -86,7 +90,7 @@ class Batches:
             yield self._batch(epoch, indices, arrays)
 
     def _gather(self, indices: list[int]) -> list[Tensor]:
-        chosen = torch.tensor(indices, device=self._arrays[0].device)
+        chosen = to_device(indices, self._arrays[0].device)
         arrays = [a[chosen] for a in self._arrays]
         return arrays if self.on_device else [a.pin_memory() for a in arrays]
 

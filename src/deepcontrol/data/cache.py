@@ -7,10 +7,10 @@ starts at the same time. Its name holds the source's fingerprint: another source
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .sample import VOID, Palette, Size, Source
+from .sample import Palette, Size, Source
 
 FORMAT = 1  # part of each cache's name; counts up when what is stored changes
 _ARRAYS = ("images", "labels", "segments")
@@ -61,26 +61,32 @@ def default_folder() -> Path:
 def prepare(
     source: Source, size: Size, folder: Path | None = None, progress: Progress | None = None
 ) -> Cache:
-    """The cache of a source at a size: opened if it is there and whole, made if not."""
+    """The cache of a source at a size: opened if it is there and whole, made if not.
+
+    Images are resized to cover `size` with their aspect kept: CamVid's 3:4 images at 256x512 are
+    held at 384x512. Training crops from them, evaluation sees them whole.
+    """
     folder = folder or default_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{source.name}-{len(source)}-{size[0]}x{size[1]}"
+    origin = hashlib.sha256(source.origin.encode()).hexdigest()[:8]
+    stem = f"{source.name}-{origin}-{len(source)}-{size[0]}x{size[1]}"
     place = folder / f"{stem}-{FORMAT}-{source.fingerprint()}"
     with _locked(folder / f"{stem}.lock"):
         if not _is_whole(place):
-            shutil.rmtree(place, ignore_errors=True)
-            _build(source, size, place, progress)
-            for old in folder.glob(f"{stem}-*"):
-                if old != place:
-                    shutil.rmtree(old)
-    return _open(place, source)
+            # Of this source there may be a broken cache, an outdated one, and one never finished.
+            for old in (*folder.glob(f"{stem}-*"), *folder.glob(f".building-{stem}-*")):
+                shutil.rmtree(old)
+            _build(source, size, place, folder / f".building-{stem}-{os.getpid()}", progress)
+        return _open(place, source)
 
 
-def _build(source: Source, size: Size, place: Path, progress: Progress | None) -> None:
+def _build(
+    source: Source, size: Size, place: Path, temporary: Path, progress: Progress | None
+) -> None:
     count = len(source)
     if count == 0:
         raise ValueError(f"{source.name} has no samples")
-    temporary = Path(tempfile.mkdtemp(dir=place.parent, prefix=".building-"))
+    temporary.mkdir()
     try:
         parts: list[NDArray] = list(source.read(0, size))
         arrays = {
@@ -98,16 +104,18 @@ def _build(source: Source, size: Size, place: Path, progress: Progress | None) -
                 histogram += np.bincount(sample.labels.ravel(), minlength=256)
                 if progress:
                     progress(i + 1, count)
+        histogram = histogram[: len(source.classes)]
         index = {
-            "source": source.name,
-            "histogram": histogram[: len(source.classes)].tolist(),
-            "void": int(histogram[VOID]),
-            "crc32": {name: _checksum(array) for name, array in arrays.items()},
+            "histogram": histogram.tolist(),
+            "crc32": {name: _checksum(array) for name, array in arrays.items()}
+            | {"histogram": _checksum(histogram)},
         }
-        for array in arrays.values():
-            array.flush()
         (temporary / "index.json").write_text(json.dumps(index, indent=2))
+        del arrays  # closes the files
+        for file in (*temporary.iterdir(), temporary):
+            _sync(file)
         temporary.rename(place)
+        _sync(place.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -116,11 +124,10 @@ def _build(source: Source, size: Size, place: Path, progress: Progress | None) -
 def _is_whole(place: Path) -> bool:
     try:
         index = json.loads((place / "index.json").read_text())
-        return all(
-            _checksum(np.load(place / f"{name}.npy", mmap_mode="r")) == index["crc32"][name]
-            for name in _ARRAYS
-        )
-    except (OSError, ValueError, KeyError):
+        arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+        arrays["histogram"] = np.array(index["histogram"], np.int64)
+        return index["crc32"] == {name: _checksum(array) for name, array in arrays.items()}
+    except (OSError, EOFError, ValueError, KeyError, TypeError):  # numpy's and json's ways to fail
         return False
 
 
@@ -130,6 +137,15 @@ def _open(place: Path, source: Source) -> Cache:
     images, labels, segments = (np.load(place / f"{name}.npy", mmap_mode="c") for name in _ARRAYS)
     histogram = np.array(index["histogram"], np.int64)
     return Cache(source.name, source.classes, source.palette, images, labels, segments, histogram)
+
+
+def _sync(path: Path) -> None:
+    """On the disk before the rename is: a name must not outlive its content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _checksum(array: NDArray) -> int:

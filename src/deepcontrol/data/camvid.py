@@ -7,7 +7,7 @@ the boundaries between labels. Images may be PNG or JPEG; labels are PNG of the 
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import images_in, native_size
+from .files import list_images, native_size
 from .pairs import Pair, PairedFiles
 from .sample import VOID, DataError, Palette, Size
 
@@ -36,24 +36,32 @@ def from_pairs(split: str, pairs: Sequence[Pair], native: Size) -> PairedFiles:
 
 
 def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
-    """The images of a split that have labels, and a fault for each that stands alone."""
+    """The images of a split that have labels, and a fault for each file that stands alone."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     annotations = root / f"{split}annot"
-    pairs = [Pair(image, annotations / f"{image.stem}.png") for image in images_in(root / split)]
-    faults = [
-        DataError(pair.image, f"has no label: expected {pair.labels.relative_to(root)}")
-        for pair in pairs
-        if not pair.labels.is_file()
-    ]
-    expected = {pair.labels for pair in pairs}
+    images, faults = list_images(root / split)
+    labels, label_faults = list_images(annotations)
+    faults += label_faults
+    of_stem = {path.stem: path for path in labels}
+    pairs, used = [], set()
+    for image in images:
+        if image.stem in used:
+            faults.append(DataError(image, "another image has the same name and label"))
+        elif image.stem in of_stem:
+            pairs.append(Pair(image, of_stem[image.stem]))
+        else:
+            expected = f"{annotations.name}/{image.stem}.png"
+            faults.append(DataError(image, f"has no label: expected {expected}"))
+        used.add(image.stem)
     faults += [
-        DataError(labels, f"labels without an image in {split}/")
-        for labels in sorted(annotations.glob("*.png"))
-        if labels not in expected
+        DataError(path, f"labels without an image in {split}/")
+        for stem, path in of_stem.items()
+        if stem not in used
     ]
-    return [pair for pair in pairs if pair.labels.is_file()], faults
+    return pairs, faults
 
 
-def is_camvid(root: Path) -> bool:
-    return any((root / f"{split}annot").is_dir() for split in SPLITS)
+def splits_in(root: Path) -> list[str]:
+    """The splits of which there are images or labels; none if this is not CamVid."""
+    return [s for s in SPLITS if (root / s).is_dir() or (root / f"{s}annot").is_dir()]

@@ -33,28 +33,18 @@ def check(root: Path, progress: Callable[[int, int], None] | None = None) -> Rep
     """Read every image and label of every split that is there, and list what is wrong."""
     if not root.is_dir():
         raise DataError(root, "there is no such folder")
-    if cityscapes.is_cityscapes(root):
-        report = Report("cityscapes", cityscapes.CLASSES)
-        folder = root / "leftImg8bit"
-    elif camvid.is_camvid(root):
-        report = Report("camvid", camvid.CLASSES)
-        folder = root
-    else:
+    recognised = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
+    if not recognised:
         raise DataError(
             root,
             "neither CamVid (train/ and trainannot/) nor Cityscapes (leftImg8bit/ and gtFine/)",
         )
-    layout = LAYOUTS[report.layout]
+    layout = LAYOUTS[recognised[0]]
+    splits, report = layout.splits_in(root), Report(recognised[0], layout.CLASSES)
     found: dict[str, list[Pair]] = {}
-    for split in layout.SPLITS:
-        if (folder / split).is_dir():
-            try:
-                found[split], faults = layout.find_pairs(root, split)
-            except DataError as fault:
-                faults = [fault]
-            report.faults += faults
-    if not found and not report.faults:
-        report.faults.append(DataError(folder, f"none of the splits {', '.join(layout.SPLITS)}"))
+    for split in splits:
+        found[split], faults = layout.find_pairs(root, split)
+        report.faults += faults
     done, total = 0, sum(map(len, found.values()))
     for split, pairs in found.items():
         source = layout.from_pairs(split, pairs, _usual_size(pairs))

@@ -9,7 +9,7 @@ traffic light and traffic sign, truck and bus and train, motorcycle and bicycle.
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import images_in, native_size
+from .files import list_images, native_size
 from .pairs import Pair, PairedFiles
 from .sample import VOID, DataError, Palette, Size
 
@@ -74,28 +74,42 @@ def from_pairs(split: str, pairs: Sequence[Pair], native: Size, classes: int = 1
 
 
 def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
-    """The images of a split that have labels and instances, and a fault for each that has not."""
+    """The images of a split with labels and instances, and a fault for each file that has not."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
-    folder = root / "leftImg8bit" / split
-    if not folder.is_dir():
-        raise DataError(folder, "there is no such folder")
-    cities = sorted(p for p in folder.iterdir() if p.is_dir())
-    if not cities:
-        raise DataError(folder, "no cities in this folder")
-    pairs, faults = [], []
-    for image in (image for city in cities for image in images_in(city)):
-        stem = image.stem.removesuffix("_leftImg8bit")
-        truth = root / "gtFine" / split / image.parent.name
-        labels = truth / f"{stem}_gtFine_labelIds.png"
-        instances = truth / f"{stem}_gtFine_instanceIds.png"
-        missing = [path for path in (labels, instances) if not path.is_file()]
-        faults += [
-            DataError(image, f"has no label: expected {path.relative_to(root)}") for path in missing
-        ]
-        if not missing:
-            pairs.append(Pair(image, labels, instances))
+    cities, faults = _cities(root / "leftImg8bit" / split)
+    pairs: list[Pair] = []
+    for city in cities:
+        images, city_faults = list_images(city)
+        faults += city_faults
+        truth = root / "gtFine" / split / city.name
+        for image in images:
+            stem = image.stem.removesuffix("_leftImg8bit")
+            labels = truth / f"{stem}_gtFine_labelIds.png"
+            instances = truth / f"{stem}_gtFine_instanceIds.png"
+            missing = [path for path in (labels, instances) if not path.is_file()]
+            faults += [
+                DataError(image, f"has no label: expected {path.relative_to(root)}")
+                for path in missing
+            ]
+            if not missing:
+                pairs.append(Pair(image, labels, instances))
+    found = {pair.labels for pair in pairs}
+    faults += [
+        DataError(labels, f"labels without a complete image in leftImg8bit/{split}/")
+        for labels in sorted((root / "gtFine" / split).glob("*/*_gtFine_labelIds.png"))
+        if labels not in found
+    ]
     return pairs, faults
+
+
+def _cities(folder: Path) -> tuple[list[Path], list[DataError]]:
+    if not folder.is_dir():
+        return [], [DataError(folder, "there is no such folder")]
+    entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    cities = [p for p in entries if p.is_dir()]
+    faults = [DataError(p, "not in a city's folder") for p in entries if not p.is_dir()]
+    return cities, faults if entries else [DataError(folder, "no cities in this folder")]
 
 
 def class_of_label_id(classes: int) -> tuple[tuple[int, int], ...]:
@@ -108,5 +122,7 @@ def class_of_label_id(classes: int) -> tuple[tuple[int, int], ...]:
     return tuple(table.items())
 
 
-def is_cityscapes(root: Path) -> bool:
-    return (root / "leftImg8bit").is_dir() or (root / "gtFine").is_dir()
+def splits_in(root: Path) -> list[str]:
+    """The splits of which there are images or labels; none if this is not Cityscapes."""
+    trees = (root / "leftImg8bit", root / "gtFine")
+    return [s for s in SPLITS if any((tree / s).is_dir() for tree in trees)]

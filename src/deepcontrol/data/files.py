@@ -1,7 +1,8 @@
 """Images and labels from files: read, resized, and refused with the file's name if they are bad."""
 
+import contextlib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +16,28 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 
 def open_image(path: Path) -> Image.Image:
     """The file, decoded whole: a truncated one fails here and not later."""
+    with _readable(path), Image.open(path) as image:
+        image.load()
+    return image
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Pillow's many ways to refuse a file, as one error that names it."""
     try:
-        with Image.open(path) as image:
-            image.load()
+        yield
     except FileNotFoundError:
         raise DataError(path, "there is no such file") from None
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow's ways to say "broken"
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(path, f"not a readable image ({error})") from error
-    return image
 
 
 def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
     """An RGB image (H, W, 3), resized with antialiasing."""
-    image = open_image(path).convert("RGB")
+    image = open_image(path)
+    if image.mode not in ("RGB", "RGBA", "L", "P"):  # others lose their values in conversion
+        raise DataError(path, f"expected an image of 8 bits a channel, got {image.mode}")
+    image = image.convert("RGB")
     if image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image)
@@ -36,8 +46,8 @@ def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
 def read_ids(path: Path, size: Size | None = None) -> NDArray[np.int32]:
     """A map of integer ids (H, W) from an image of one channel, resized to the nearest."""
     image = open_image(path)
-    if len(image.getbands()) != 1:
-        raise DataError(path, f"expected one channel of ids, got {image.mode}")
+    if image.mode not in ("L", "P", "I", "I;16"):
+        raise DataError(path, f"expected one channel of integer ids, got {image.mode}")
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.NEAREST)
     return np.asarray(image).astype(np.int32)
@@ -54,23 +64,19 @@ def native_size(image: Path, *maps: Path) -> Size:
 
 
 def _size(path: Path) -> Size:
-    try:
-        with Image.open(path) as opened:
-            return opened.height, opened.width
-    except FileNotFoundError:
-        raise DataError(path, "there is no such file") from None
-    except OSError as error:
-        raise DataError(path, f"not a readable image ({error})") from error
+    with _readable(path), Image.open(path) as opened:
+        return opened.height, opened.width
 
 
-def images_in(folder: Path) -> list[Path]:
-    """The images of a folder, sorted by name."""
+def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
+    """The images of a folder, sorted by name, and a fault for whatever else lies there."""
     if not folder.is_dir():
-        raise DataError(folder, "there is no such folder")
-    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in IMAGE_SUFFIXES)
-    if not found:
-        raise DataError(folder, f"no images ({', '.join(IMAGE_SUFFIXES)}) in this folder")
-    return found
+        return [], [DataError(folder, "there is no such folder")]
+    entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    images = [p for p in entries if p.suffix.lower() in IMAGE_SUFFIXES]
+    known = ", ".join(IMAGE_SUFFIXES)
+    faults = [DataError(p, f"not an image ({known})") for p in entries if p not in set(images)]
+    return images, faults if entries else [DataError(folder, f"no images ({known}) in this folder")]
 
 
 def fingerprint(paths: Iterable[Path], salt: str) -> str:

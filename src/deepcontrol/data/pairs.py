@@ -37,6 +37,10 @@ class PairedFiles:
     def __len__(self) -> int:
         return len(self.pairs)
 
+    @property
+    def origin(self) -> str:
+        return str(self.pairs[0].image.parent.resolve()) if self.pairs else ""
+
     def fingerprint(self) -> str:
         files = [path for pair in self.pairs for path in (pair.image, *pair.maps)]
         return fingerprint(files, salt=repr(self.class_of))
@@ -65,10 +69,10 @@ class PairedFiles:
         labels = table[ids.clip(0, 255)]
         bad = (labels == _UNKNOWN) | (ids < 0) | (ids > 255)
         if bad.any():
-            known = sorted(i for i, c in self.class_of if c != VOID)
+            known = sorted(i for i, _ in self.class_of if i != VOID)
             raise DataError(
                 path,
                 f"class id {ids[bad].max()} in {bad.sum()} pixels, "
-                f"expected {known[0]} to {known[-1]} or void",
+                f"expected {known[0]} to {known[-1]}, or {VOID} for void",
             )
         return labels

@@ -26,6 +26,9 @@ class Source(Protocol):
     def name(self) -> str: ...  # of data set and split: "camvid-train"
 
     @property
+    def origin(self) -> str: ...  # which copy of the data set: its folder, its seed
+
+    @property
     def classes(self) -> tuple[str, ...]: ...
 
     @property

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .sample import VOID, Palette, Size, Source
+from .sample import Palette, Size, Source
 
 
 def contact_sheet(
@@ -30,5 +30,4 @@ def coloured(labels: NDArray[np.uint8], palette: Palette) -> NDArray[np.uint8]:
     """Labels (H, W) as colours (H, W, 3); void is black."""
     table = np.zeros((256, 3), np.uint8)
     table[: len(palette)] = palette
-    table[VOID] = 0
     return table[labels]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import AGCConv2d
+from ..ops.maps import accumulate_dtype
 
 Norm = Literal["agc", "bn", "gn", "in", "frn", "none"]
 NORMS: tuple[str, ...] = get_args(Norm)
@@ -19,7 +20,7 @@ NORMS: tuple[str, ...] = get_args(Norm)
 Block = Callable[[int, int, int], nn.Module]  # (in_channels, out_channels, kernel_size), same size
 
 
-def conv_block(norm: str) -> Block:
+def conv_block(norm: Norm) -> Block:
     """A maker of blocks that keep the map's size and end in ReLU (frn: in its own threshold)."""
     if norm == "agc":
         return lambda a, b, k: AGCConv2d(a, b, k, padding=k // 2)
@@ -52,7 +53,7 @@ class FilterResponseNorm2d(nn.Module):
         nn.init.zeros_(self.threshold)
 
     def forward(self, z: Tensor) -> Tensor:
-        power = z.float().square().mean((2, 3), keepdim=True)
+        power = z.square().mean((2, 3), keepdim=True, dtype=accumulate_dtype(z.dtype))
         gain = self.weight[:, None, None] * torch.rsqrt(power + self.eps)
         y = gain * z + self.bias[:, None, None]
         return torch.maximum(y, self.threshold[:, None, None]).to(z.dtype)
@@ -60,7 +61,7 @@ class FilterResponseNorm2d(nn.Module):
 
 _LAYERS: dict[str, Callable[[int], list[nn.Module]]] = {
     "bn": lambda c: [nn.BatchNorm2d(c), nn.ReLU()],
-    # 32 groups as usual; the largest number that divides an odd width.
+    # 32 groups as usual, or the largest power of two that divides the width.
     "gn": lambda c: [nn.GroupNorm(math.gcd(c, 32), c), nn.ReLU()],
     "in": lambda c: [nn.InstanceNorm2d(c, affine=True), nn.ReLU()],
     "frn": lambda c: [FilterResponseNorm2d(c)],

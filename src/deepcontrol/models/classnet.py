@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .blocks import Block, conv_block, scaled
+from .blocks import Block, Norm, conv_block, scaled
 
 POOLINGS = 7
 WIDTHS = (32, 64, 96, 128, 192, 256, 256, 256)
-CONVOLUTIONS = (2, 2, 2, 2, 2, 1, 1, 1)  # of 3x3, in each encoder block
+CONVOLUTIONS = (2, 2, 1, 1, 1, 1, 1, 1)  # of 3x3, in each encoder block
 CONTOUR_WIDTH = 10
 
 
@@ -27,25 +27,27 @@ class ClassNet(nn.Module):
       than SegNet;
     - the down-sampled image goes to the first layer after each pooling (`EncoderBlock.forward`);
     - a 1x1 projection after every convolution (`ProjectedConvolution`), and a last 1x1 projection
-      over all layers of a block (`EncoderBlock.project`);
+      over all layers of a block, in the encoder and in the decoder (`project`);
     - lateral connections before each pooling that detect classes, and contours, at that resolution
       (`Level.lateral_classes`, `Level.lateral_contour`);
     - a decoder of total width classes + 10 that up-samples and merges the lateral class path,
       guided by the lateral contour path (`Level.merge_classes`, `Level.merge_contour`);
     - two outputs: class logits and contour;
-    - paths of many depths: from 7 layers, through the finest lateral, to 52.
+    - paths of many depths: from 8 layers, through the finest lateral, to 53.
 
     Left open by the paper, whose drawings are lost, and chosen here: the widths and the number of
     convolutions at each resolution; max pooling for maps and average pooling for the image;
     bilinear up-sampling; laterals of 1x1; one projected convolution for each of the two merges;
     of the decoder's width, `classes` channels carry classes and 10 carry contours, and the contour
     channels of a level are handed to the class merge of that level: that is the guidance.
-    The last layers, which give the logits, have no normalisation and no activation.
+    The paper calls the decoder's width "typically 20" for 14 classes and in the same place
+    NumClasses + 10; the rule is followed, which gives 24. The last layers, which give the logits,
+    have no normalisation and no activation.
 
     Sizes that 2^7 does not divide are padded at the bottom and right by repeating the border, and
     the outputs are cropped: the same as padding the image oneself. Below 256 pixels a side the
-    deepest maps have a single row or column, and at 128x128 a single position, where AGC at
-    lambda 1 passes nothing.
+    deepest maps have a single row or column. Up to 128x128 they have a single position, where AGC
+    at lambda 1 passes nothing, and bn (at batch 1) and in refuse to train.
 
     width: scales the encoder's widths. norm: agc, bn, gn, in, frn or none.
 
@@ -54,7 +56,7 @@ class ClassNet(nn.Module):
     (torch.Size([1, 14, 200, 300]), torch.Size([1, 1, 200, 300]))
     """
 
-    def __init__(self, classes: int, width: float = 1.0, norm: str = "agc") -> None:
+    def __init__(self, classes: int, width: float = 1.0, norm: Norm = "agc") -> None:
         super().__init__()
         block = conv_block(norm)
         self.encoder = nn.ModuleList()
@@ -142,6 +144,7 @@ class Level(nn.Module):
         if not deepest:
             self.merge_contour = ProjectedConvolution(block, 2 * CONTOUR_WIDTH, CONTOUR_WIDTH)
             self.merge_classes = ProjectedConvolution(block, 2 * classes + CONTOUR_WIDTH, classes)
+            self.project = block(classes + CONTOUR_WIDTH, classes, 1)
 
     def forward(
         self, feature: Tensor, below: tuple[Tensor, Tensor] | None
@@ -154,4 +157,4 @@ class Level(nn.Module):
         )
         contour = self.merge_contour(torch.cat([contour_below, contour], 1))
         classes = self.merge_classes(torch.cat([classes_below, classes, contour], 1))
-        return classes, contour
+        return self.project(torch.cat([classes, contour], 1)), contour

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from .blocks import Block, conv_block, scaled
+from .blocks import Block, Norm, conv_block, scaled
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -25,7 +25,7 @@ class SegNet(nn.Module):
     torch.Size([1, 19, 64, 64])
     """
 
-    def __init__(self, classes: int, width: float = 1.0, norm: str = "agc") -> None:
+    def __init__(self, classes: int, width: float = 1.0, norm: Norm = "agc") -> None:
         super().__init__()
         block = conv_block(norm)
         stages = [[scaled(c, width) for c in stage] for stage in STAGES]

@@ -78,7 +78,7 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.save_for_backward(z, weight, mean_scale, mean)
     ctx.order = memory_order(y)
     ctx.bias_dtype = bias.dtype
-    ctx.set_materialize_grads(False)  # adding a mean's gradient of zeros would cost a pass
+    ctx.set_materialize_grads(False)  # a mean's gradient of zeros would cost a pass
 
 
 def _backward(ctx, grad, grad_mean):  # type: ignore[no-untyped-def]

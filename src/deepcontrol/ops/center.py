@@ -44,7 +44,7 @@ def center_bias_act(
 
 def _shift(mean: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
     """beta - lam * m, (N, C): all that a neuron adds to the convolution's output."""
-    return bias - mean_scale * mean
+    return torch.addcmul(bias, mean_scale, mean, value=-1)
 
 
 @torch.library.custom_op("deepcontrol::center_bias_act", mutates_args=())
@@ -69,23 +69,28 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.activation = ACTIVATIONS[activation]
     kept = {"nothing": None, "output": y, "input": v}[ctx.activation.needs]
     ctx.save_for_backward(kept, bias, mean_scale, mean)
-    ctx.order = memory_order(y)
+    ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
+    ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
 
 
 def _backward(ctx, grad, grad_mean):  # type: ignore[no-untyped-def]
     # Plain differentiable torch, so that a second derivative is this function's own autograd.
-    # The mean is an output for that reason alone: a second derivative reaches v through it.
+    # The mean is an output for that reason alone: a second derivative reaches v through it, and
+    # at first order grad_mean is None.
     kept, bias, mean_scale, mean = ctx.saved_tensors
     needs_v, needs_bias, needs_scale, _ = ctx.needs_input_grad
     if ctx.activation.needs == "input":
         kept = kept + over_maps(_shift(mean, bias, mean_scale), kept)
-    g = like_layout(grad, ctx.order)
+    g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if grad is None else grad
+    g = like_layout(g, ctx.order)
     h = ctx.activation.backward(g, kept)
     sum_h = map_sum(h)
     dv = dbias = dscale = None
     if needs_v:
-        background = mean_scale * sum_h - grad_mean
-        dv = (h - over_maps(background / positions(h), h)).to(grad.dtype)
+        background = mean_scale * sum_h
+        if grad_mean is not None:
+            background = background - grad_mean
+        dv = (h - over_maps(background / positions(h), h)).to(ctx.dtype)
     if needs_bias:
         dbias = sum_h.sum(0).to(bias.dtype)
     if needs_scale:

@@ -18,15 +18,16 @@ def positions(z: Tensor) -> int:
 
 def map_sum(z: Tensor) -> Tensor:
     """The sum of each map: (N, C, *) -> (N, C), in the accumulation dtype."""
-    exact = accumulate_dtype(z.dtype)
     if z.dim() == 2:  # torch takes "over no dimensions" for "over all"
-        return z.to(exact)
-    return z.sum(tuple(range(2, z.dim())), dtype=exact)
+        return z.to(accumulate_dtype(z.dtype))
+    return z.sum(tuple(range(2, z.dim())), dtype=accumulate_dtype(z.dtype))
 
 
 def map_mean(z: Tensor) -> Tensor:
     """The mean of each map: (N, C, *) -> (N, C), in the accumulation dtype."""
-    return map_sum(z) / positions(z)
+    if z.dim() == 2:
+        return z.to(accumulate_dtype(z.dtype), copy=True)  # an op may not return its input
+    return z.mean(tuple(range(2, z.dim())), dtype=accumulate_dtype(z.dtype))
 
 
 def over_maps(a: Tensor, z: Tensor) -> Tensor:
