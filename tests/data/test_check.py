@@ -1,5 +1,6 @@
 """`deepcontrol data check` as a user runs it."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,3 +78,44 @@ def test_a_wrong_size_is_explained() -> None:
     )
     assert result.returncode == 2
     assert "a size is HEIGHTxWIDTH" in result.stderr
+
+
+def test_broken_cityscapes_trees(
+    cityscapes_root: Path, saved: Callable[[np.ndarray, Path], Path]
+) -> None:
+    images = cityscapes_root / "leftImg8bit"
+    next((images / "train" / "aachen").iterdir()).write_bytes(b"broken")
+    for image in (images / "train" / "ulm").iterdir():
+        image.unlink()  # an empty city must not hide the broken image of another
+    saved(np.zeros((16, 32, 3), np.uint8), images / "train" / "stray.png")
+    shutil.rmtree(images / "val")
+    faults = {
+        str(Path(str(fault.path)).relative_to(cityscapes_root)): fault.reason
+        for fault in check(cityscapes_root).faults
+    }
+    truth = "gtFine/{0}_000000_000019_gtFine_labelIds.png"
+    broken = next(path for path in faults if path.startswith("leftImg8bit/train/aachen/"))
+    assert "not a readable image" in faults.pop(broken)
+    assert faults == {
+        "leftImg8bit/train/ulm": "no images (.png, .jpg, .jpeg) in this folder",
+        "leftImg8bit/train/stray.png": "not in a city's folder",
+        "leftImg8bit/val": "there is no such folder",
+        truth.format("train/ulm/ulm"): "labels without a complete image in leftImg8bit/train/",
+        truth.format("val/bonn/bonn"): "labels without a complete image in leftImg8bit/val/",
+    }
+
+
+def test_broken_camvid_trees(
+    camvid_root: Path, saved: Callable[[np.ndarray, Path], Path], capsys
+) -> None:  # type: ignore[no-untyped-def]
+    shutil.rmtree(camvid_root / "val")
+    (camvid_root / "train" / "notes [1].txt").write_text("hello")
+    saved(np.zeros((24, 32, 3), np.uint8), camvid_root / "train" / "0.jpg")
+    (camvid_root / "trainannot" / "2.png").rename(camvid_root / "trainannot" / "2.PNG")
+    assert main(["data", "check", str(camvid_root)]) == 1
+    out = capsys.readouterr().out.replace("\n", " ")
+    assert "camvid/val: there is no such folder" in out
+    assert "train/notes [1].txt: not an image" in out
+    assert "train/0.png: another image has the same name" in out
+    assert "labels without an image in val/" in out
+    assert "train 6, val 0" in out
