@@ -8,13 +8,12 @@ a map would let it see more than its pixel.
 """
 
 import argparse
-import csv
-import datetime
 import itertools
 import time
 from pathlib import Path
 
 import torch
+from record import write
 from torch import nn
 
 from deepcontrol import he_init_
@@ -86,7 +85,7 @@ def main() -> None:
     weights = class_weights(torch.from_numpy(caches["train"].histogram)).to(device)
     classes = len(caches["train"].classes)
 
-    rows = []
+    rows: list[dict[str, object]] = []
     for name, model in {
         "single pixels": pixel_network(classes),
         f"SegNet width {args.width:g}, AGC": SegNet(classes, args.width),
@@ -110,17 +109,9 @@ def main() -> None:
                 "size": f"{args.size[0]}x{args.size[1]}",
                 "batch_size": args.batch_size,
                 "seed": 0,
-                "hardware": torch.cuda.get_device_name() if device == "cuda" else "CPU",
-                "torch": torch.__version__,
-                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             }
         )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"Written to {args.out}")
+    write(args.out, rows, device)
 
 
 if __name__ == "__main__":

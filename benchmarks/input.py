@@ -8,8 +8,6 @@ making `streets` with one process for each core.
 """
 
 import argparse
-import csv
-import datetime
 import multiprocessing
 import os
 import statistics
@@ -19,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from record import write
 
 from deepcontrol.cli import parse_size
 from deepcontrol.data import Augment, Batch, Batches, open_source, prepare
@@ -123,15 +122,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/input-{device}.csv"))
     args = parser.parse_args()
 
-    machine = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {os.cpu_count()} cores"
-    about = {
-        "device": machine,
-        "width": args.width,
-        "size": f"{args.size[0]}x{args.size[1]}",
-        "torch": torch.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
-    rows = []
+    shape = {"width": args.width, "size": f"{args.size[0]}x{args.size[1]}"}
+    rows: list[dict[str, object]] = []
     rate = made(args.size)
     print(f"streets made: {rate:.0f} images/s with {os.cpu_count()} processes")
     rows.append({"what": "streets made, one process a core", "images_per_s": f"{rate:.1f}"})
@@ -162,15 +154,10 @@ def main() -> None:
                     "step_ms_ready": f"{ready:.2f}",
                     "fed_to_ready": f"{fed / ready:.4f}",
                     "ratio_spread": f"{spread:.4f}",
+                    **shape,
                 }
             )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        columns = [*rows[-1].keys(), *about.keys()]
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, **about} for row in rows)
-    print(f"Written to {args.out}")
+    write(args.out, rows, device)
 
 
 if __name__ == "__main__":

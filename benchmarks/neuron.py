@@ -8,15 +8,13 @@ them. On a GPU: batch 8, bf16, channels_last; on a CPU: batch 1, fp32.
 """
 
 import argparse
-import csv
-import datetime
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from record import hardware, write
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
@@ -54,17 +52,6 @@ def step_milliseconds(model: nn.Module, x: Tensor, g: Tensor) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
-def hardware(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    models = [
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ] or [platform.processor()]
-    return f"{models[0]}, {torch.get_num_threads()} threads"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -97,7 +84,7 @@ def main() -> None:
             if turn >= 3:  # the first turns warm up
                 times[name].append(elapsed)
 
-    rows = []
+    rows: list[dict[str, object]] = []
     peer = statistics.median(times["BatchNorm"])
     for name in models:
         p20, p50, p80 = (statistics.quantiles(times[name], n=10)[i] for i in (1, 4, 7))
@@ -112,21 +99,13 @@ def main() -> None:
                 "saved_vs_batchnorm": f"{saved[name] / saved['BatchNorm']:.3f}",
                 "batch": batch,
                 "dtype": str(dtype).removeprefix("torch."),
-                "hardware": hardware(device),
-                "torch": torch.__version__,
-                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             }
         )
         print(
             f"{name:18s} {p50:9.2f} ms ({p20:.2f} to {p80:.2f})  {p50 / peer:5.2f}x BatchNorm"
             f"  {saved[name]:8.1f} MiB saved for backward"
         )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"Written to {args.out}")
+    write(args.out, rows, device)
 
 
 if __name__ == "__main__":
