@@ -48,6 +48,9 @@ def test_only_seed_epoch_and_index_decide(cache: Cache) -> None:
         order = batches.order(epoch)[start * batch_size :]
         return dict(zip(order, images, strict=True))
 
+    batch = next(Batches(cache, 3, size=(16, 16), augment=EVERYTHING).epoch())
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert (batch.labels.dtype, batch.segments.dtype) == (torch.uint8, torch.int16)
     whole = seen(1)
     for other in (seen(3), seen(6), seen(1, start=4)):
         for index, image in other.items():

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .randomness import Dice, key
 from .sample import VOID, Size
@@ -103,35 +104,32 @@ def _crop(maps: Tensor, views: Sequence[View], size: Size) -> Tensor:
 def _resample(
     images: Tensor, labels: Tensor, segments: Tensor, views: Sequence[View], size: Size
 ) -> tuple[Tensor, Tensor, Tensor]:
-    n, height, width = labels.shape
-    device = labels.device
-    top, left, zoom, flip = to_device([view[:4] for view in views], device).T[..., None]
-
-    def coordinates(start: Tensor, length: int) -> Tensor:
-        return start + (torch.arange(length, device=device) + 0.5) / zoom - 0.5
-
-    rows, columns = coordinates(top, size[0]), coordinates(left, size[1])
-    columns = torch.where(flip > 0, columns.flip(1), columns)
-    sample = torch.arange(n, device=device)[:, None, None]
-
-    def at(rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        row, column = rows.long().clamp(0, height - 1), columns.long().clamp(0, width - 1)
-        return sample, row[:, :, None], column[:, None, :]
-
-    nearest = at(rows.round(), columns.round())
-    seen_rows = (rows > -0.5) & (rows < height - 0.5)
-    seen_columns = (columns > -0.5) & (columns < width - 0.5)
-    seen = seen_rows[:, :, None] & seen_columns[:, None, :]
-
-    y0, x0 = rows.floor(), columns.floor()
-    y, x = (rows - y0)[:, :, None, None], (columns - x0)[:, None, :, None]
-    upper = torch.lerp(images[at(y0, x0)].float(), images[at(y0, x0 + 1)].float(), x)
-    lower = torch.lerp(images[at(y0 + 1, x0)].float(), images[at(y0 + 1, x0 + 1)].float(), x)
-    return (
-        torch.lerp(upper, lower, y),
-        torch.where(seen, labels[nearest], VOID),
-        torch.where(seen, segments[nearest], 0),
+    native = (labels.shape[1], labels.shape[2])
+    maps = to_device([_affine(view, native, size) for view in views], labels.device)
+    grid = functional.affine_grid(maps, [len(views), 1, *size], align_corners=False)
+    shown = functional.grid_sample(
+        images.permute(0, 3, 1, 2).float(), grid, padding_mode="border", align_corners=False
     )
+    # Ids are whole numbers below 2^16, exact in fp32; shifted by 1, so that the zeros which
+    # grid_sample finds outside of an image are told from the id 0.
+    ids = torch.stack([labels.float() + 1, segments.float() + 1], 1)
+    ids = functional.grid_sample(ids, grid, "nearest", "zeros", align_corners=False)
+    outside = ids[:, 0] == 0
+    return (
+        shown.permute(0, 2, 3, 1),
+        (ids[:, 0] - 1).masked_fill(outside, VOID).to(labels.dtype),
+        (ids[:, 1] - 1).masked_fill(outside, 0).to(segments.dtype),
+    )
+
+
+def _affine(view: View, native: Size, size: Size) -> list[list[float]]:
+    """The view as affine_grid wants it: from the window's [-1, 1] to the image's."""
+    sign = -1.0 if view.flip else 1.0
+    height, width = (part / view.zoom for part in size)
+    return [
+        [sign * width / native[1], 0.0, (2 * view.left + width) / native[1] - 1],
+        [0.0, height / native[0], (2 * view.top + height) / native[0] - 1],
+    ]
 
 
 def _in_other_light(

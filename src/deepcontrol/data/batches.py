@@ -103,7 +103,8 @@ class Batches:
                 self.augment.view(self.seed, epoch, i, self.cache.size, self.size) for i in indices
             ]
         images, labels, segments = look(arrays[0], arrays[1], arrays[2], views, self.size)
-        return Batch(((images - CENTRE) / SPREAD).permute(0, 3, 1, 2), labels, segments)
+        images = ((images - CENTRE) / SPREAD).permute(0, 3, 1, 2)
+        return Batch(images.contiguous(memory_format=torch.channels_last), labels, segments)
 
 
 def _free(device: torch.device | str) -> int:
