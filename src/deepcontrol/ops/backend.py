@@ -1,0 +1,79 @@
+"""Which path an op takes: Triton's kernels where they serve, plain torch everywhere else.
+
+`why_plain` is the one place that decides, and it decides in words: `deepcontrol doctor` prints what
+it says. DEEPCONTROL_KERNELS=off, read at each call, forces the plain path.
+"""
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def why_plain(z: Tensor) -> str | None:
+    """Why z (N, C, *) takes the plain path, or None where the kernels take it."""
+    if not z.is_cuda:
+        return f"the kernels run on CUDA devices, not on {z.device.type}"
+    reason = why_no_kernels(z.device.index)
+    if reason is not None:
+        return reason
+    if z.dtype not in DTYPES:
+        return f"the kernels take bf16, fp16 and fp32, not {z.dtype}"
+    if z.numel() == 0:
+        return "there is nothing to compute"
+    if map_strides(z) is None:
+        return f"the positions of a map are not evenly spaced in memory: strides {z.stride()}"
+    return None
+
+
+def why_no_kernels(device: int | None) -> str | None:
+    """Why no tensor of that CUDA device meets a kernel, or None."""
+    # Before the cache: a user may switch within one process.
+    switch = os.environ.get("DEEPCONTROL_KERNELS", "on")
+    if switch not in ("on", "off"):
+        raise ValueError(f"DEEPCONTROL_KERNELS is on or off, not {switch!r}")
+    if switch == "off":
+        return "DEEPCONTROL_KERNELS=off"
+    return _why_device_has_none(device)
+
+
+@functools.cache
+def _why_device_has_none(device: int | None) -> str | None:
+    if torch.version.hip is not None:
+        return "the kernels are tested on NVIDIA devices alone"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):  # no bf16 there, and memory ordering that Triton does not promise
+        return f"the kernels need compute capability 8.0, the device has {capability}"
+    return None
+
+
+def map_strides(z: Tensor) -> tuple[int, int, int] | None:
+    """Strides of z (N, C, *) seen as (N, C, positions), or None if its positions need several.
+
+    Contiguous and channels_last maps of any dimension have one; sliced or transposed ones may not.
+
+    >>> map_strides(torch.empty(2, 3, 4, 5))
+    (60, 20, 1)
+    >>> map_strides(torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    (60, 1, 3)
+    >>> map_strides(torch.empty(2, 3, 4, 5)[..., ::2]) is None
+    True
+    """
+    stride, count = 0, 1  # of the innermost positions, and how many they are
+    for size, step in zip(reversed(z.shape[2:]), reversed(z.stride()[2:]), strict=True):
+        if size == 1:
+            continue
+        if count == 1:
+            stride = step
+        elif step != stride * count:
+            return None
+        count *= size
+    if 0 in (s for s, size in zip(z.stride(), z.shape, strict=True) if size > 1):
+        return None  # expanded: what is written would land on itself
+    return z.stride(0), z.stride(1), stride

@@ -1,0 +1,1 @@
+"""Triton kernels. Nothing here is imported until a tensor needs it: see backend.py."""
