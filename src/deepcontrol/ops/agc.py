@@ -7,15 +7,16 @@ With g the gradient of y, and all sums over positions p and samples s:
     dz = gamma * (g - lam * mean(g))       dbeta = sum g
     dgamma = sum g * (z - lam * m)         dlam = -gamma * sum_s m_s * sum_p g
 
-It keeps z, as BatchNorm does. The neuron (center.py) is the one that need not.
-
-Device kernels join with `@_agc.register_kernel("cuda")`; without one, this runs.
+It keeps z, as BatchNorm does. The neuron (center.py, made in the same way) need not.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import reference
+from .backend import why_plain
 from .maps import (
     accumulate_dtype,
     check_maps,
@@ -51,12 +52,21 @@ def agc(
     lam = z.new_ones(z.shape[1]) if mean_scale is None else mean_scale
     if wants_plain_ops():
         return reference.agc(z, gamma, beta, lam)
-    y, _ = _agc(z, gamma, beta, lam)
+    if torch.compiler.is_compiling():
+        y, _ = _op(z, gamma, beta, lam)
+    else:
+        y, _ = _AGC.apply(z, gamma, beta, lam)
     return y
 
 
-@torch.library.custom_op("deepcontrol::agc", mutates_args=())
-def _agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _forward(
+    z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """y and the means (N, C)."""
+    if why_plain(z) is None:
+        from .kernels import agc as kernels
+
+        return kernels.forward(z, weight, bias, mean_scale, "none")
     mean = map_mean(z)
     y = torch.empty_like(z)
     # For fp32 and fp64 the centred map is written straight into y; half types round only once.
@@ -66,43 +76,62 @@ def _agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[T
     return y, mean
 
 
-@_agc.register_fake
-def _(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
-    mean = z.new_empty(z.shape[:2], dtype=accumulate_dtype(z.dtype))
-    return torch.empty_like(z), mean
+def _backward(
+    g: Tensor, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dz, dweight, dbias, dmean_scale at first order."""
+    if why_plain(g) is None and why_plain(z) is None:
+        from .kernels import agc as kernels
+
+        dz, dweight, dbias, dscale = kernels.backward(g, z, mean, weight, bias, mean_scale, "none")
+        assert dweight is not None
+        return dz, dweight, dbias, dscale
+    return _differentiable_backward(g, z, weight, bias, mean_scale, mean, None)
 
 
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    z, weight, bias, mean_scale = inputs
-    y, mean = output
-    ctx.save_for_backward(z, weight, mean_scale, mean)
-    ctx.order = memory_order(y)
-    ctx.bias_dtype = bias.dtype
-    ctx.set_materialize_grads(False)  # a mean's gradient of zeros would cost a pass
+def _differentiable_backward(
+    g: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    mean: Tensor,
+    grad_mean: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same in plain torch, so that a second derivative is this function's own autograd.
 
-
-def _backward(ctx, grad, grad_mean):  # type: ignore[no-untyped-def]
-    # Plain differentiable torch, so that a second derivative is this function's own autograd.
-    # The mean is an output for that reason alone: a second derivative reaches z through it, and
-    # at first order grad_mean is None.
-    z, weight, mean_scale, mean = ctx.saved_tensors
-    needs_z, needs_weight, needs_bias, needs_scale = ctx.needs_input_grad
-    dz = dweight = dbias = dscale = None
-    g = torch.zeros_like(z) if grad is None else like_layout(grad, ctx.order)
+    A second derivative reaches z through the mean, which has a gradient of its own then.
+    """
     sum_g = map_sum(g)
-    if needs_z:
-        dz = (g - over_maps(mean_scale * sum_g / positions(z), g)) * over_maps(weight, g)
-        if grad_mean is not None:
-            dz = dz + over_maps(grad_mean / positions(z), g)
-        dz = dz.to(z.dtype)
-    if needs_weight:
-        centred = z - over_maps(mean_scale * mean, z)
-        dweight = map_sum(g * centred).sum(0).to(weight.dtype)
-    if needs_bias:
-        dbias = sum_g.sum(0).to(ctx.bias_dtype)
-    if needs_scale:
-        dscale = (-weight * (mean * sum_g).sum(0)).to(mean_scale.dtype)
-    return dz, dweight, dbias, dscale
+    dz = (g - over_maps(mean_scale * sum_g / positions(z), g)) * over_maps(weight, g)
+    if grad_mean is not None:
+        dz = dz + over_maps(grad_mean / positions(z), g)
+    centred = z - over_maps(mean_scale * mean, z)
+    dweight = map_sum(g * centred).sum(0).to(weight.dtype)
+    dbias = sum_g.sum(0).to(bias.dtype)
+    dscale = (-weight * (mean * sum_g).sum(0)).to(mean_scale.dtype)
+    return dz.to(z.dtype), dweight, dbias, dscale
 
 
-_agc.register_autograd(_backward, setup_context=_setup_context)
+class _AGC(torch.autograd.Function):
+    """Returns y and the mean; the mean for second derivatives alone, which pass through it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        y, mean = _forward(z, weight, bias, mean_scale)
+        ctx.save_for_backward(z, weight, bias, mean_scale, mean)
+        ctx.order = memory_order(y)
+        ctx.set_materialize_grads(False)  # a mean's gradient of zeros would cost a pass
+        return y, mean
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, grad_mean = grads
+        z, weight, bias, mean_scale, mean = ctx.saved_tensors
+        g = torch.zeros_like(z) if g is None else like_layout(g, ctx.order)
+        of = (g, z, weight, bias, mean_scale, mean)
+        if torch.is_grad_enabled() or grad_mean is not None:  # somebody differentiates again
+            return _differentiable_backward(*of, grad_mean)
+        return _backward(*of)

@@ -9,14 +9,18 @@ With g the gradient of y, h = g * act'(u), and sums over positions p and samples
 For ReLU and leaky ReLU act' is read off y, the next convolution's input, which is kept anyway.
 So a neuron keeps N x C means and no map of its own: the memory of no normalisation.
 
-Device kernels join with `@_center_bias_act.register_kernel("cuda")`; without one, this runs.
+Two ways lead to the same arithmetic: an autograd.Function, which costs eager mode the least time in
+Python and can write over v, and an op that torch.compile sees through.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import reference
 from .activation import ACTIVATIONS, get_activation
+from .backend import why_plain
 from .maps import (
     accumulate_dtype,
     check_maps,
@@ -31,15 +35,76 @@ from .tracing import wants_plain_ops
 
 
 def center_bias_act(
-    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str = "relu"
+    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str = "relu", *, overwrite: bool = False
 ) -> Tensor:
-    """act(v - lambda * mean(v) + beta) for maps v (N, C, *); bias and mean_scale are (C,)."""
+    """act(v - lambda * mean(v) + beta) for maps v (N, C, *); bias and mean_scale are (C,).
+
+    overwrite: nobody needs v any more, so the result may take its memory. It does in eager mode,
+    unless the backward needs v (SiLU, GELU).
+    """
     get_activation(activation)
     check_maps(v, bias=bias, mean_scale=mean_scale)
     if wants_plain_ops():
         return reference.center_bias_act(v, bias, mean_scale, activation)
-    y, _ = _center_bias_act(v, bias, mean_scale, activation)
+    if torch.compiler.is_compiling():
+        y, _ = _op(v, bias, mean_scale, activation)
+    else:
+        y, _ = _CenterBiasAct.apply(v, bias, mean_scale, activation, overwrite)
     return y
+
+
+def _forward(
+    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, y: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """y and the means (N, C); y is written where it is given, which may be v."""
+    if why_plain(v) is None:
+        from .kernels import agc as kernels
+
+        return kernels.forward(v, None, bias, mean_scale, activation, y)
+    mean = map_mean(v)
+    y = torch.empty_like(v) if y is None else y
+    torch.add(v, over_maps(_shift(mean, bias, mean_scale), v), out=y)
+    return ACTIVATIONS[activation].apply_(y), mean
+
+
+def _backward(
+    g: Tensor, kept: Tensor | None, bias: Tensor, mean_scale: Tensor, mean: Tensor, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dv, dbias, dmean_scale at first order."""
+    if why_plain(g) is None and (kept is None or why_plain(kept) is None):
+        from .kernels import agc as kernels
+
+        dv, _, dbias, dscale = kernels.backward(g, kept, mean, None, bias, mean_scale, activation)
+        return dv, dbias, dscale
+    return _differentiable_backward(g, kept, bias, mean_scale, mean, activation, None)
+
+
+def _differentiable_backward(
+    g: Tensor,
+    kept: Tensor | None,
+    bias: Tensor,
+    mean_scale: Tensor,
+    mean: Tensor,
+    activation: str,
+    grad_mean: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in plain torch, so that a second derivative is this function's own autograd.
+
+    A second derivative reaches v through the mean, which has a gradient of its own then.
+    """
+    act = ACTIVATIONS[activation]
+    if act.needs == "input":
+        assert kept is not None
+        kept = kept + over_maps(_shift(mean, bias, mean_scale), kept)
+    h = act.backward(g, kept)  # type: ignore[arg-type]
+    sum_h = map_sum(h)
+    background = mean_scale * sum_h
+    if grad_mean is not None:
+        background = background - grad_mean
+    dv = (h - over_maps(background / positions(h), h)).to(g.dtype)
+    dbias = sum_h.sum(0).to(bias.dtype)
+    dscale = -(mean * sum_h).sum(0).to(mean_scale.dtype)
+    return dv, dbias, dscale
 
 
 def _shift(mean: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
@@ -47,55 +112,35 @@ def _shift(mean: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
     return torch.addcmul(bias, mean_scale, mean, value=-1)
 
 
-@torch.library.custom_op("deepcontrol::center_bias_act", mutates_args=())
-def _center_bias_act(
-    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
-) -> tuple[Tensor, Tensor]:
-    mean = map_mean(v)
-    y = torch.empty_like(v)
-    torch.add(v, over_maps(_shift(mean, bias, mean_scale), v), out=y)
-    return ACTIVATIONS[activation].apply_(y), mean
+def _kept(activation: str, v: Tensor, y: Tensor) -> Tensor | None:
+    return {"nothing": None, "output": y, "input": v}[ACTIVATIONS[activation].needs]
 
 
-@_center_bias_act.register_fake
-def _(v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    mean = v.new_empty(v.shape[:2], dtype=accumulate_dtype(v.dtype))
-    return torch.empty_like(v), mean
+class _CenterBiasAct(torch.autograd.Function):
+    """Returns y and the mean; the mean for second derivatives alone, which pass through it."""
 
+    @staticmethod
+    def forward(
+        ctx: Any, v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, overwrite: bool
+    ) -> tuple[Tensor, Tensor]:
+        needs_v = ACTIVATIONS[activation].needs == "input" and any(ctx.needs_input_grad)
+        overwrite = overwrite and not needs_v
+        y, mean = _forward(v, bias, mean_scale, activation, v if overwrite else None)
+        if overwrite:
+            ctx.mark_dirty(v)
+        ctx.save_for_backward(_kept(activation, v, y), bias, mean_scale, mean)
+        ctx.activation = activation
+        ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
+        ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
+        return y, mean
 
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    v, bias, mean_scale, activation = inputs
-    y, mean = output
-    ctx.activation = ACTIVATIONS[activation]
-    kept = {"nothing": None, "output": y, "input": v}[ctx.activation.needs]
-    ctx.save_for_backward(kept, bias, mean_scale, mean)
-    ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
-    ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
-
-
-def _backward(ctx, grad, grad_mean):  # type: ignore[no-untyped-def]
-    # Plain differentiable torch, so that a second derivative is this function's own autograd.
-    # The mean is an output for that reason alone: a second derivative reaches v through it, and
-    # at first order grad_mean is None.
-    kept, bias, mean_scale, mean = ctx.saved_tensors
-    needs_v, needs_bias, needs_scale, _ = ctx.needs_input_grad
-    if ctx.activation.needs == "input":
-        kept = kept + over_maps(_shift(mean, bias, mean_scale), kept)
-    g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if grad is None else grad
-    g = like_layout(g, ctx.order)
-    h = ctx.activation.backward(g, kept)
-    sum_h = map_sum(h)
-    dv = dbias = dscale = None
-    if needs_v:
-        background = mean_scale * sum_h
-        if grad_mean is not None:
-            background = background - grad_mean
-        dv = (h - over_maps(background / positions(h), h)).to(ctx.dtype)
-    if needs_bias:
-        dbias = sum_h.sum(0).to(bias.dtype)
-    if needs_scale:
-        dscale = -(mean * sum_h).sum(0).to(mean_scale.dtype)
-    return dv, dbias, dscale, None
-
-
-_center_bias_act.register_autograd(_backward, setup_context=_setup_context)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, grad_mean = grads
+        kept, bias, mean_scale, mean = ctx.saved_tensors
+        g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
+        g = like_layout(g, ctx.order)
+        of = (g, kept, bias, mean_scale, mean, ctx.activation)
+        if torch.is_grad_enabled() or grad_mean is not None:  # somebody differentiates again
+            return *_differentiable_backward(*of, grad_mean), None, None
+        return *_backward(*of), None, None
