@@ -1,7 +1,9 @@
-"""The networks that the paper trained."""
+"""The networks that the paper trained, and two that others are compared on."""
 
 from .blocks import NORMS, Norm
 from .classnet import ClassNet
+from .resnet import ResNet50
 from .segnet import SegNet
+from .unet3d import UNet3d
 
-__all__ = ["NORMS", "ClassNet", "Norm", "SegNet"]
+__all__ = ["NORMS", "ClassNet", "Norm", "ResNet50", "SegNet", "UNet3d"]

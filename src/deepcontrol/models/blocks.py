@@ -6,30 +6,64 @@ one place that does.
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..nn import AGCConv2d
+from ..nn import AGCConv2d, AGCConv3d
 from ..ops.maps import accumulate_dtype
 
 Norm = Literal["agc", "bn", "gn", "in", "frn", "none"]
 NORMS: tuple[str, ...] = get_args(Norm)
 
-Block = Callable[[int, int, int], nn.Module]  # (in_channels, out_channels, kernel_size), same size
+
+class Block(Protocol):
+    """Makes a block from maps (N, in_channels, *) to (N, out_channels, *), each side / stride."""
+
+    def __call__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        activation: Literal["relu", "none"] = "relu",
+    ) -> nn.Module: ...
 
 
-def conv_block(norm: Norm) -> Block:
-    """A maker of blocks that keep the map's size and end in ReLU (frn: in its own threshold)."""
-    if norm == "agc":
-        return lambda a, b, k: AGCConv2d(a, b, k, padding=k // 2)
-    if norm == "none":
-        return lambda a, b, k: nn.Sequential(nn.Conv2d(a, b, k, padding=k // 2), nn.ReLU())
-    if norm not in _LAYERS:
+def conv_block(norm: Norm, dims: Literal[2, 3] = 2) -> Block:
+    """A maker of blocks over maps of 2 or 3 dimensions, for one of the NORMS.
+
+    frn is for 2 dimensions, and its blocks always end in its own threshold instead of ReLU.
+    """
+    if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}: choose one of {', '.join(NORMS)}")
-    layers = _LAYERS[norm]
-    return lambda a, b, k: nn.Sequential(nn.Conv2d(a, b, k, padding=k // 2, bias=False), *layers(b))
+    if norm == "frn" and dims != 2:
+        raise ValueError(f"norm 'frn' is for maps of 2 dimensions, not {dims}: choose another")
+    neuron = {2: AGCConv2d, 3: AGCConv3d}[dims]
+    convolution = {2: nn.Conv2d, 3: nn.Conv3d}[dims]
+
+    def block(
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        activation: Literal["relu", "none"] = "relu",
+    ) -> nn.Module:
+        shape = (in_channels, out_channels, kernel_size, stride, kernel_size // 2)
+        if norm == "agc":
+            return neuron(*shape, activation=activation)
+        if norm == "frn" and activation == "none":
+            raise ValueError("norm 'frn' ends in its own threshold: it has no block without one")
+        layers: list[nn.Module] = [convolution(*shape, bias=norm == "none")]
+        if norm != "none":
+            layers.append(_LAYERS[norm, dims](out_channels))
+        if norm != "frn" and activation == "relu":
+            # In place, over a map that no layer keeps: convolutions and norms keep their inputs.
+            layers.append(nn.ReLU(inplace=True))
+        return nn.Sequential(*layers)
+
+    return block
 
 
 class FilterResponseNorm2d(nn.Module):
@@ -59,12 +93,19 @@ class FilterResponseNorm2d(nn.Module):
         return torch.maximum(y, self.threshold[:, None, None]).to(z.dtype)
 
 
-_LAYERS: dict[str, Callable[[int], list[nn.Module]]] = {
-    "bn": lambda c: [nn.BatchNorm2d(c), nn.ReLU()],
-    # 32 groups as usual, or the largest power of two that divides the width.
-    "gn": lambda c: [nn.GroupNorm(math.gcd(c, 32), c), nn.ReLU()],
-    "in": lambda c: [nn.InstanceNorm2d(c, affine=True), nn.ReLU()],
-    "frn": lambda c: [FilterResponseNorm2d(c)],
+def _group_norm(channels: int) -> nn.GroupNorm:
+    """32 groups as usual, or the largest power of two that divides the width."""
+    return nn.GroupNorm(math.gcd(channels, 32), channels)
+
+
+_LAYERS: dict[tuple[str, int], Callable[[int], nn.Module]] = {
+    ("bn", 2): nn.BatchNorm2d,
+    ("bn", 3): nn.BatchNorm3d,
+    ("gn", 2): _group_norm,
+    ("gn", 3): _group_norm,
+    ("in", 2): lambda c: nn.InstanceNorm2d(c, affine=True),
+    ("in", 3): lambda c: nn.InstanceNorm3d(c, affine=True),
+    ("frn", 2): FilterResponseNorm2d,
 }
 
 
