@@ -1,6 +1,7 @@
 """When to leave the custom ops aside for the plain formulas of reference.py."""
 
 import torch
+from torch import Tensor
 
 
 def wants_plain_ops() -> bool:
@@ -15,3 +16,11 @@ def wants_plain_ops() -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
     )
+
+
+def is_batched(grad: Tensor) -> bool:
+    """Whether grad is many in one, in torch.autograd.grad(..., is_grads_batched=True).
+
+    That is the vmap from before torch.func, of which wants_plain_ops knows nothing.
+    """
+    return torch._C._functorch.is_legacy_batchedtensor(grad)
