@@ -106,6 +106,15 @@ def test_segnet_takes_odd_sizes(size: tuple[int, int]) -> None:
     assert model(torch.randn(1, 3, *size)).shape == (1, 5, *size)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_segnet_exports_as_plain_ops() -> None:
+    model = SegNet(5, width=0.125).eval()
+    x = torch.randn(1, 3, 33, 47)
+    exported = torch.export.export(model, (x,))
+    assert "deepcontrol" not in exported.graph_module.code
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
 @pytest.mark.parametrize("size", [(1, 1), (129, 255), (200, 300), (256, 128)], ids=str)
 def test_classnet_pads_and_crops_exactly(size: tuple[int, int]) -> None:
     model = ClassNet(5, width=0.125).eval()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from ..ops import max_pool2x2, max_unpool2x2
 from .blocks import Block, Norm, conv_block, scaled
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -63,7 +64,7 @@ class EncoderStage(nn.Module):
     def __init__(self, block: Block, in_channels: int, widths: Sequence[int]) -> None:
         super().__init__()
         self.convolutions = _row(block, in_channels, widths)
-        self.pool = nn.MaxPool2d(2, return_indices=True)
+        self.pool = BytePool()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Sequence[int]]:
         x = self.convolutions(x)
@@ -76,11 +77,33 @@ class DecoderStage(nn.Module):
 
     def __init__(self, block: Block, in_channels: int, widths: Sequence[int]) -> None:
         super().__init__()
-        self.unpool = nn.MaxUnpool2d(2)
+        self.unpool = ByteUnpool()
         self.convolutions = _row(block, in_channels, widths)
 
     def forward(self, x: Tensor, indices: Tensor, size: Sequence[int]) -> Tensor:
-        return self.convolutions(self.unpool(x, indices, output_size=size))
+        return self.convolutions(self.unpool(x, indices, size))
+
+
+class BytePool(nn.MaxPool2d):
+    """nn.MaxPool2d(2, return_indices=True) with indices of one byte; still a pooling to others."""
+
+    def __init__(self) -> None:
+        super().__init__(2, return_indices=True)
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        return max_pool2x2(input)
+
+
+class ByteUnpool(nn.MaxUnpool2d):
+    """nn.MaxUnpool2d(2) for BytePool's indices; `output_size` is the pooled map's (H, W)."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(  # type: ignore[override]
+        self, input: Tensor, indices: Tensor, output_size: Sequence[int]
+    ) -> Tensor:
+        return max_unpool2x2(input, indices, output_size)
 
 
 def _row(block: Block, in_channels: int, widths: Sequence[int]) -> nn.Sequential:

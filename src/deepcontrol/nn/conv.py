@@ -76,9 +76,7 @@ class _AGCConv(_ConvNd):
         x, padding = self._padded(input)
         v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
         warn_if_single_position(self, positions(v))
-        return center_bias_act(
-            v, self.bias, self.mean_scale, self.activation, overwrite=True
-        )
+        return center_bias_act(v, self.bias, self.mean_scale, self.activation, overwrite=True)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """x and the zero padding that is left to the convolution, which can only pad evenly."""

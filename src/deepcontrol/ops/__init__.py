@@ -1,7 +1,11 @@
-"""Eq. 1 as arithmetic. reference.py is the specification; the other files are its fast forms."""
+"""Eq. 1 as arithmetic, and the pooling beside it.
+
+reference.py is Eq. 1's specification; the other files are its fast forms.
+"""
 
 from .agc import agc
 from .center import center_bias_act
 from .gain_conv import gain_conv
+from .pool import max_pool2x2, max_unpool2x2
 
-__all__ = ["agc", "center_bias_act", "gain_conv"]
+__all__ = ["agc", "center_bias_act", "gain_conv", "max_pool2x2", "max_unpool2x2"]

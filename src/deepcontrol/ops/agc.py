@@ -18,7 +18,6 @@ from torch import Tensor
 from . import reference
 from .backend import why_plain
 from .maps import (
-    accumulate_dtype,
     check_maps,
     like_layout,
     map_mean,
@@ -27,7 +26,7 @@ from .maps import (
     over_maps,
     positions,
 )
-from .tracing import wants_plain_ops
+from .tracing import compiles_with_ops, is_batched, wants_plain_ops
 
 
 def agc(
@@ -53,15 +52,15 @@ def agc(
     if wants_plain_ops():
         return reference.agc(z, gamma, beta, lam)
     if torch.compiler.is_compiling():
-        y, _ = _op(z, gamma, beta, lam)
+        if not compiles_with_ops():
+            return reference.agc(z, gamma, beta, lam)
+        y, _ = torch.ops.deepcontrol.agc(z, gamma, beta, lam)
     else:
         y, _ = _AGC.apply(z, gamma, beta, lam)
     return y
 
 
-def _forward(
-    z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor
-) -> tuple[Tensor, Tensor]:
+def forward(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
     """y and the means (N, C)."""
     if why_plain(z) is None:
         from .kernels import agc as kernels
@@ -76,7 +75,7 @@ def _forward(
     return y, mean
 
 
-def _backward(
+def backward(
     g: Tensor, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dz, dweight, dbias, dmean_scale at first order."""
@@ -120,7 +119,7 @@ class _AGC(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor
     ) -> tuple[Tensor, Tensor]:
-        y, mean = _forward(z, weight, bias, mean_scale)
+        y, mean = forward(z, weight, bias, mean_scale)
         ctx.save_for_backward(z, weight, bias, mean_scale, mean)
         ctx.order = memory_order(y)
         ctx.set_materialize_grads(False)  # a mean's gradient of zeros would cost a pass
@@ -132,6 +131,6 @@ class _AGC(torch.autograd.Function):
         z, weight, bias, mean_scale, mean = ctx.saved_tensors
         g = torch.zeros_like(z) if g is None else like_layout(g, ctx.order)
         of = (g, z, weight, bias, mean_scale, mean)
-        if torch.is_grad_enabled() or grad_mean is not None:  # somebody differentiates again
+        if torch.is_grad_enabled() or grad_mean is not None or is_batched(g):
             return _differentiable_backward(*of, grad_mean)
-        return _backward(*of)
+        return backward(*of)

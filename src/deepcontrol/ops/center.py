@@ -10,7 +10,7 @@ For ReLU and leaky ReLU act' is read off y, the next convolution's input, which 
 So a neuron keeps N x C means and no map of its own: the memory of no normalisation.
 
 Two ways lead to the same arithmetic: an autograd.Function, which costs eager mode the least time in
-Python and can write over v, and an op that torch.compile sees through.
+Python and can write over v, and an op that torch.compile sees through (kernels/agc_ops.py).
 """
 
 from typing import Any
@@ -22,7 +22,6 @@ from . import reference
 from .activation import ACTIVATIONS, get_activation
 from .backend import why_plain
 from .maps import (
-    accumulate_dtype,
     check_maps,
     like_layout,
     map_mean,
@@ -31,11 +30,16 @@ from .maps import (
     over_maps,
     positions,
 )
-from .tracing import wants_plain_ops
+from .tracing import compiles_with_ops, is_batched, wants_plain_ops
 
 
 def center_bias_act(
-    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str = "relu", *, overwrite: bool = False
+    v: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    activation: str = "relu",
+    *,
+    overwrite: bool = False,
 ) -> Tensor:
     """act(v - lambda * mean(v) + beta) for maps v (N, C, *); bias and mean_scale are (C,).
 
@@ -47,13 +51,15 @@ def center_bias_act(
     if wants_plain_ops():
         return reference.center_bias_act(v, bias, mean_scale, activation)
     if torch.compiler.is_compiling():
-        y, _ = _op(v, bias, mean_scale, activation)
+        if not compiles_with_ops():
+            return reference.center_bias_act(v, bias, mean_scale, activation)
+        y, _ = torch.ops.deepcontrol.center_bias_act(v, bias, mean_scale, activation)
     else:
         y, _ = _CenterBiasAct.apply(v, bias, mean_scale, activation, overwrite)
     return y
 
 
-def _forward(
+def forward(
     v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, y: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """y and the means (N, C); y is written where it is given, which may be v."""
@@ -67,7 +73,7 @@ def _forward(
     return ACTIVATIONS[activation].apply_(y), mean
 
 
-def _backward(
+def backward(
     g: Tensor, kept: Tensor | None, bias: Tensor, mean_scale: Tensor, mean: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dv, dbias, dmean_scale at first order."""
@@ -112,7 +118,7 @@ def _shift(mean: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
     return torch.addcmul(bias, mean_scale, mean, value=-1)
 
 
-def _kept(activation: str, v: Tensor, y: Tensor) -> Tensor | None:
+def kept(activation: str, v: Tensor, y: Tensor) -> Tensor | None:
     return {"nothing": None, "output": y, "input": v}[ACTIVATIONS[activation].needs]
 
 
@@ -125,10 +131,10 @@ class _CenterBiasAct(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         needs_v = ACTIVATIONS[activation].needs == "input" and any(ctx.needs_input_grad)
         overwrite = overwrite and not needs_v
-        y, mean = _forward(v, bias, mean_scale, activation, v if overwrite else None)
+        y, mean = forward(v, bias, mean_scale, activation, v if overwrite else None)
         if overwrite:
             ctx.mark_dirty(v)
-        ctx.save_for_backward(_kept(activation, v, y), bias, mean_scale, mean)
+        ctx.save_for_backward(kept(activation, v, y), bias, mean_scale, mean)
         ctx.activation = activation
         ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
         ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
@@ -137,10 +143,10 @@ class _CenterBiasAct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         g, grad_mean = grads
-        kept, bias, mean_scale, mean = ctx.saved_tensors
+        output_or_input, bias, mean_scale, mean = ctx.saved_tensors
         g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
         g = like_layout(g, ctx.order)
-        of = (g, kept, bias, mean_scale, mean, ctx.activation)
-        if torch.is_grad_enabled() or grad_mean is not None:  # somebody differentiates again
+        of = (g, output_or_input, bias, mean_scale, mean, ctx.activation)
+        if torch.is_grad_enabled() or grad_mean is not None or is_batched(g):
             return *_differentiable_backward(*of, grad_mean), None, None
-        return *_backward(*of), None, None
+        return *backward(*of), None, None

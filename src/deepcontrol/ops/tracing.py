@@ -1,6 +1,7 @@
-"""When to leave the custom ops aside for the plain formulas of reference.py."""
+"""Who is watching: compilers and transforms decide which form of an op they can take."""
 
 import torch
+from torch import Tensor
 
 
 def wants_plain_ops() -> bool:
@@ -15,3 +16,36 @@ def wants_plain_ops() -> bool:
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
     )
+
+
+def compiles_with_ops() -> bool:
+    """Whether torch.compile is tracing and meets the registered ops; without Triton, formulas."""
+    return torch.compiler.is_compiling() and _register_ops()
+
+
+def is_batched(grad: Tensor) -> bool:
+    """Whether grad is many in one, in torch.autograd.grad(..., is_grads_batched=True).
+
+    That is the vmap from before torch.func, of which wants_plain_ops knows nothing.
+    """
+    return torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
+def _register_ops() -> bool:
+    """Register the ops for torch.compile; False without Triton.
+
+    Called while a model is compiled and not when the package is imported, because to register an
+    op that launches Triton's kernels is to import Triton.
+    """
+    try:
+        from .kernels import agc_ops, pool_ops  # noqa: F401
+    except ModuleNotFoundError as missing:
+        if missing.name != "triton":
+            raise
+        return False
+    return True
+
+
+# What torch.compiler.assume_constant_result does, less its import of the whole compiler: a compiler
+# calls the function while it traces, and keeps the answer.
+_register_ops._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 Engine = Literal["eager", "compile", "graph", "compile+graph"]
 
-WARM_UP = 3  # eager steps before a capture: libraries choose algorithms, optimisers make their state
+WARM_UP = (
+    3  # eager steps before a capture: libraries choose algorithms, optimisers make their state
+)
 MOST_GRAPHS = 4  # shapes that get a graph each; a graph holds the memory of a step
 
 
@@ -24,11 +26,11 @@ class TrainingStep:
 
     loss(model(inputs), *targets) must be a scalar. autocast is the dtype to compute in, or None.
 
-    Engines: "eager"; "compile" (torch.compile over model and loss); "graph" (the whole step replayed
-    from a CUDA graph); "compile+graph". A graph is captured at the fourth step with the same shapes
-    and hyperparameters; before, and wherever `why_eager` gives a reason, the step runs eagerly. A
-    learning rate that changes makes a new capture, so a schedule that changes it at every step is
-    never captured, unless it is a tensor (SGD(fused=True) takes one), which may change in place.
+    Engines: "eager"; "compile" (torch.compile over model and loss); "graph" (the whole step is
+    replayed from a CUDA graph); "compile+graph". A graph is captured at the fourth step with the
+    same shapes and hyperparameters; before that, and wherever `why_eager` gives a reason, the step
+    runs eagerly. A new learning rate makes a new capture, so a schedule that changes it at every
+    step is never captured, unless it is a tensor (SGD(fused=True) takes one), changed in place.
 
     The returned loss is detached. Gradients are left in .grad, as after optimiser.step().
     """
@@ -42,7 +44,9 @@ class TrainingStep:
         autocast: torch.dtype | None = None,
     ) -> None:
         if engine not in get_args(Engine):
-            raise ValueError(f"unknown engine {engine!r}: choose one of {', '.join(get_args(Engine))}")
+            raise ValueError(
+                f"unknown engine {engine!r}: choose one of {', '.join(get_args(Engine))}"
+            )
         self.model, self.optimiser, self.engine, self.autocast = model, optimiser, engine, autocast
         self.why_eager: str | None = None  # why the last step was not replayed from a graph
         self._loss = loss
@@ -97,7 +101,7 @@ class TrainingStep:
         return self._loss(self.model(inputs), *targets)
 
     def _read_setting(self) -> Any:
-        """What a graph holds fixed beside the batch: hyperparameters, modes, and where things are."""
+        """What a graph holds fixed beside the batch: hyperparameters, mode, addresses."""
         groups = [
             tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in g.items() if k != "params")
             for g in self.optimiser.param_groups

@@ -20,6 +20,7 @@ Sums are partial sums added in a fixed order: results do not vary from run to ru
 count tickets and arrivals.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,11 +108,14 @@ def _sum_of_partials(partial, unit, tiles, BLOCK_C: tl.constexpr, BLOCK_T: tl.co
 
 
 @triton.jit
-def _my_tile(tickets, tiles, ALONE: tl.constexpr):
+def _my_tile(tickets, tiles, ALONE: tl.constexpr, TICKETS: tl.constexpr):
     """The next unit and tile of it that nobody has taken."""
     if ALONE:
         return tl.program_id(0), 0
-    ticket = tl.atomic_add(tickets, 1)
+    if TICKETS:
+        ticket = tl.atomic_add(tickets, 1)
+    else:
+        ticket = tl.program_id(0)
     return ticket // tiles, ticket % tiles
 
 
@@ -126,9 +130,10 @@ def _wait(arrivals, tiles):
 def _forward(
     z, y, mean, gamma, beta, lam, partial, tickets, arrivals, closed, N, C, P, units, groups, tiles,
     steps, sn, sc, sp, ACT: tl.constexpr, SUM: tl.constexpr, APPLY: tl.constexpr, ALONE: tl.constexpr,
+    TICKETS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    unit, tile = _my_tile(tickets, tiles, ALONE)
+    unit, tile = _my_tile(tickets, tiles, ALONE, TICKETS)
     n, c0, first = unit // groups, unit % groups * BLOCK_C, tile * steps * BLOCK_P
     c = c0 + tl.arange(0, BLOCK_C)
     if SUM:
@@ -164,7 +169,7 @@ def _forward(
 def _through_act(
     g, kept, gain, bias, background, at, inside, ACT: tl.constexpr, KEPT: tl.constexpr
 ):  # fmt: skip
-    """h = g act'(u) of a block, and z - lam m where z is kept (else h again, which nobody reads)."""
+    """h = g act'(u) of a block, and z - lam m where z is kept (else h again, read by nobody)."""
     up = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
     if KEPT == "input":
         centred = tl.load(kept + at, mask=inside, other=0.0).to(tl.float32) - background
@@ -208,9 +213,10 @@ def _backward(
     g, kept, dz, mean, gamma, beta, lam, dgamma, dbeta, dlam, sum_h, sum_hz, partial, tickets,
     arrivals, closed, N, C, P, units, groups, tiles, steps, sn, sc, sp, ACT: tl.constexpr,
     KEPT: tl.constexpr, SUM: tl.constexpr, APPLY: tl.constexpr, ALONE: tl.constexpr,
+    TICKETS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    unit, tile = _my_tile(tickets, tiles, ALONE)
+    unit, tile = _my_tile(tickets, tiles, ALONE, TICKETS)
     n, group, first = unit // groups, unit % groups, tile * steps * BLOCK_P
     c0 = group * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
@@ -271,6 +277,7 @@ class Plan:
     steps: int  # how often it does, for one tile
     warps: int = 4
     launches: int = 1
+    tickets: bool = True
 
 
 def plan(z: Tensor) -> Plan:
@@ -281,7 +288,21 @@ def plan(z: Tensor) -> Plan:
     block_p = min(triton.next_power_of_2(p), 4096 // block_c)
     if sc != 1:
         block_c = min(triton.next_power_of_2(c), 4096 // block_p)
-    return Plan(block_c, block_p, min(triton.cdiv(p, block_p), 4))
+    steps = min(triton.cdiv(p, block_p), 4)
+    fits = triton.cdiv(p, steps * block_p) <= _room(z.device)
+    return Plan(block_c, block_p, steps, launches=1 if fits else 2)
+
+
+@functools.cache
+def _room(device: torch.device) -> int:
+    """How many programs of a unit may wait for each other.
+
+    Half of what runs at once with four programs of four warps on a multiprocessor, so that two
+    streams can do it. In Triton's interpreter programs run one after the other: none may wait.
+    """
+    if device.type != "cuda":
+        return 1
+    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def strides(z: Tensor) -> tuple[int, int, int]:
@@ -327,7 +348,9 @@ def backward(
     g = like_layout(g, layout)
     kept = g if kept is None else like_layout(kept, layout)
     dz, dbeta, dlam, sum_h = (torch.empty_like(a) for a in (g, beta, lam, mean))
-    dgamma, sum_hz = (None, None) if gamma is None else (torch.empty_like(gamma), torch.empty_like(mean))
+    dgamma, sum_hz = (
+        (None, None) if gamma is None else (torch.empty_like(gamma), torch.empty_like(mean))
+    )
     _launch(
         _backward, g, cut or plan(g), sums=1 if gamma is None else 2, g=g, kept=kept,
         dz=dz, mean=mean, gamma=gamma, beta=beta, lam=lam, dgamma=dgamma, dbeta=dbeta, dlam=dlam,
@@ -345,8 +368,11 @@ def _launch(kernel: Any, maps: Tensor, cut: Plan, *, sums: int, **arguments: Any
     sn, sc, sp = strides(maps)
     alone = bool(tiles == 1)
     counters = maps.new_zeros(2 + units + groups, dtype=torch.int32)
-    partial = maps.new_empty(1 if alone else sums * units * tiles * cut.block_c, dtype=torch.float32)
-    for launch in range(cut.launches):
+    partial = maps.new_empty(
+        1 if alone else sums * units * tiles * cut.block_c, dtype=torch.float32
+    )
+    launches = 1 if alone else cut.launches
+    for launch in range(launches):
         wrap_triton(kernel)[(units * tiles,)](
             **arguments,
             partial=partial,
@@ -364,8 +390,9 @@ def _launch(kernel: Any, maps: Tensor, cut: Plan, *, sums: int, **arguments: Any
             sc=sc,
             sp=sp,
             SUM=launch == 0,
-            APPLY=launch == cut.launches - 1,
+            APPLY=launch == launches - 1,
             ALONE=alone,
+            TICKETS=cut.tickets,
             BLOCK_P=cut.block_p,
             BLOCK_C=cut.block_c,
             BLOCK_T=min(triton.next_power_of_2(tiles), max(1, 4096 // cut.block_c)),
