@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": set(),
     "losses": {"data"},
     "metrics": {"data"},
+    "train": set(),
     "cli": {"data"},
     "__main__": {"cli"},
 }

@@ -44,7 +44,8 @@ def random_like(shape: torch.Size, x: Tensor, layout: str) -> Tensor:
 
 def torch_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """torch's pooling, its positions in a plane told in a byte: 2 * dy + dx."""
-    pooled, position = max_pool2d(x, 2, return_indices=True)
+    # Contiguous: torch 2.11 reads a misaligned address in channels_last (1, 1, 2, 2) of fp64.
+    pooled, position = max_pool2d(x.contiguous(), 2, return_indices=True)
     width = x.shape[3]
     return pooled, (2 * (position // width % 2) + position % width % 2).to(torch.uint8)
 

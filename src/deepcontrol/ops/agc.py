@@ -60,12 +60,14 @@ def agc(
     return y
 
 
-def forward(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
+def forward(
+    z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, traced: bool = False
+) -> tuple[Tensor, Tensor]:
     """y and the means (N, C)."""
     if why_plain(z) is None:
         from .kernels import agc as kernels
 
-        return kernels.forward(z, weight, bias, mean_scale, "none")
+        return kernels.forward(z, weight, bias, mean_scale, "none", traced=traced)
     mean = map_mean(z)
     y = torch.empty_like(z)
     # For fp32 and fp64 the centred map is written straight into y; half types round only once.
@@ -76,13 +78,21 @@ def forward(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tupl
 
 
 def backward(
-    g: Tensor, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, mean: Tensor
+    g: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    mean: Tensor,
+    traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dz, dweight, dbias, dmean_scale at first order."""
     if why_plain(g) is None and why_plain(z) is None:
         from .kernels import agc as kernels
 
-        dz, dweight, dbias, dscale = kernels.backward(g, z, mean, weight, bias, mean_scale, "none")
+        dz, dweight, dbias, dscale = kernels.backward(
+            g, z, mean, weight, bias, mean_scale, "none", traced=traced
+        )
         assert dweight is not None
         return dz, dweight, dbias, dscale
     return _differentiable_backward(g, z, weight, bias, mean_scale, mean, None)

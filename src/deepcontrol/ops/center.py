@@ -60,13 +60,18 @@ def center_bias_act(
 
 
 def forward(
-    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, y: Tensor | None
+    v: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    activation: str,
+    y: Tensor | None,
+    traced: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y and the means (N, C); y is written where it is given, which may be v."""
     if why_plain(v) is None:
         from .kernels import agc as kernels
 
-        return kernels.forward(v, None, bias, mean_scale, activation, y)
+        return kernels.forward(v, None, bias, mean_scale, activation, y, traced=traced)
     mean = map_mean(v)
     y = torch.empty_like(v) if y is None else y
     torch.add(v, over_maps(_shift(mean, bias, mean_scale), v), out=y)
@@ -74,13 +79,21 @@ def forward(
 
 
 def backward(
-    g: Tensor, kept: Tensor | None, bias: Tensor, mean_scale: Tensor, mean: Tensor, activation: str
+    g: Tensor,
+    kept: Tensor | None,
+    bias: Tensor,
+    mean_scale: Tensor,
+    mean: Tensor,
+    activation: str,
+    traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dv, dbias, dmean_scale at first order."""
     if why_plain(g) is None and (kept is None or why_plain(kept) is None):
         from .kernels import agc as kernels
 
-        dv, _, dbias, dscale = kernels.backward(g, kept, mean, None, bias, mean_scale, activation)
+        dv, _, dbias, dscale = kernels.backward(
+            g, kept, mean, None, bias, mean_scale, activation, traced=traced
+        )
         return dv, dbias, dscale
     return _differentiable_backward(g, kept, bias, mean_scale, mean, activation, None)
 

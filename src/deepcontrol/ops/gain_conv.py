@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .backend import why_plain
 from .maps import accumulate_dtype
-from .tracing import wants_plain_ops
+from .tracing import is_batched, wants_plain_ops
 
 
 def gain_conv(
@@ -63,35 +64,52 @@ def _check(x: Tensor, weight: Tensor, groups: int, autocast: torch.dtype | None)
 
 class _GainConv(torch.autograd.Function):
     @staticmethod
-    def forward(*args: Any) -> Tensor:
-        return reference.gain_conv(*args)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, gain, ctx.stride, ctx.padding, ctx.dilation, ctx.groups = inputs
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        gain: Tensor,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight, gain)
+        ctx.geometry = geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
+        return torch.convolution(x, _scale(weight, gain, x.dtype), None, *geometry)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gain = ctx.saved_tensors
         needs_x, needs_weight, needs_gain = ctx.needs_input_grad[:3]
+        mask = [needs_x, needs_weight or needs_gain, False]
         dx, dscaled, _ = torch.ops.aten.convolution_backward(
-            grads[0],
-            x,
-            reference.gained(weight, gain, x.dtype),
-            None,
-            ctx.stride,
-            ctx.padding,
-            ctx.dilation,
-            False,
-            [0] * len(ctx.stride),
-            ctx.groups,
-            [needs_x, needs_weight or needs_gain, False],
+            grads[0], x, _scale(weight, gain, x.dtype), None, *ctx.geometry, mask
         )
         dweight = dgain = None
-        if needs_weight:
-            dweight = reference.gained(dscaled, gain, weight.dtype)
-        if needs_gain:
-            exact = accumulate_dtype(weight.dtype)
-            dgain = (weight.to(exact) * dscaled).sum(tuple(range(1, weight.dim()))).to(gain.dtype)
+        if dscaled is not None:
+            dweight, dgain = _scale_backward(weight, gain, dscaled)
         return dx, dweight, dgain, None, None, None, None
+
+
+def _scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+    """gamma W in the dtype that the convolution runs in."""
+    if not torch.is_grad_enabled() and why_plain(weight) is None:
+        from .kernels import gain as kernels
+
+        if kernels.takes(weight):
+            return kernels.scale(weight, gain, dtype)
+    return reference.gained(weight, gain, dtype)
+
+
+def _scale_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
+    """dW = gamma dV and dgamma = <W, dV>; differentiable where somebody differentiates again."""
+    batched = torch.is_grad_enabled() or is_batched(dscaled)
+    if not batched and why_plain(weight) is None:
+        from .kernels import gain as kernels
+
+        if kernels.takes(weight):
+            return kernels.scale_backward(weight, gain, dscaled)
+    dweight = reference.gained(dscaled, gain, weight.dtype)
+    products = weight.to(accumulate_dtype(weight.dtype)) * dscaled
+    return dweight, products.sum(tuple(range(1, weight.dim()))).to(gain.dtype)

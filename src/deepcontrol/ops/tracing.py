@@ -11,7 +11,7 @@ def wants_plain_ops() -> bool:
     forward-mode differentiation has no rule for one.
     """
     return (
-        torch.compiler.is_exporting()
+        _exporting()
         or torch.jit.is_tracing()  # type: ignore[attr-defined]
         or torch._C._are_functorch_transforms_active()
         or torch.autograd.forward_ad._current_level >= 0
@@ -46,6 +46,11 @@ def _register_ops() -> bool:
     return True
 
 
+def _exporting() -> bool:
+    return torch.compiler.is_exporting()  # of which torch 2.11's compiler says True when it traces
+
+
 # What torch.compiler.assume_constant_result does, less its import of the whole compiler: a compiler
 # calls the function while it traces, and keeps the answer.
-_register_ops._dynamo_marked_constant = True  # type: ignore[attr-defined]
+for _constant in (_register_ops, _exporting):
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -6,18 +6,18 @@
 
 The neuron has its gain in the convolution's weights: there is no gamma for it here.
 
-All the time is memory's, and a map is needed twice: for its sum, then to be rewritten. So the
+All the time is memory's, and a map is needed twice: for its mean, then to be rewritten. So the
 second read must find it in a cache. A *unit*, a block of BLOCK_C maps of one sample, is cut into
-tiles; one program sums a tile, waits until its unit's sum is known, and rewrites that same tile,
-while the programs of the next units do their sums. What is between the two reads is what the
+tiles; one program sums a tile, waits until its unit's mean is known, and rewrites that same tile,
+while the programs of the next units do their sums. What lies between the two reads is what the
 running programs hold, a fraction of the L2 cache. A small map is one tile, and nobody waits.
 
-Programs take their tiles in order from a ticket counter. Those of a unit wait for each other, so as
-many must fit on the device at once: `plan` sees to it with room to spare for other streams, and
-larger units take two launches, SUM and APPLY, which wait for nothing.
+That the programs of a unit run together is `plan`'s care and the device's, which starts them in
+order. Should anything be in their way, such as another stream, a program that has waited for too
+long makes the missing sums itself: nothing can hang.
 
 Sums are partial sums added in a fixed order: results do not vary from run to run. The only atomics
-count tickets and arrivals.
+count arrivals.
 """
 
 import functools
@@ -33,6 +33,8 @@ from torch.library import wrap_triton
 from ..activation import ACTIVATIONS, LEAKY_SLOPE
 from ..backend import map_strides
 from ..maps import like_layout, memory_order, positions
+
+BLOCK = 8192  # elements that a program reads at once: with more, registers run out
 
 _SLOPE = tl.constexpr(LEAKY_SLOPE)
 
@@ -76,12 +78,70 @@ def _per_filter(of, c, C, DEFAULT: tl.constexpr):
 
 
 @triton.jit
-def _block(n, c0, p0, C, P, sn, sc, sp, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+def _block(n, c0, p0, C, P, sn, sc, sp, EVEN: tl.constexpr, BLOCK_P: tl.constexpr,
+           BLOCK_C: tl.constexpr):  # fmt: skip
     """Offsets and mask of BLOCK_P positions of a unit. Only the corner can be far: it is int64."""
     i, j = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_C)
     corner = tl.cast(n, tl.int64) * sn + tl.cast(c0, tl.int64) * sc + tl.cast(p0, tl.int64) * sp
-    inside = (p0 + i < P)[:, None] & (c0 + j < C)[None, :]
+    inside = tl.full([BLOCK_P, BLOCK_C], True, tl.int1)  # a constant, which the compiler drops
+    if not EVEN:
+        inside = (p0 + i < P)[:, None] & (c0 + j < C)[None, :]
     return corner + (i[:, None] * sp + j[None, :] * sc), inside
+
+
+@triton.jit
+def _read(at, inside):
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _through_act(
+    g, kept, gain, bias, background, at, inside, ACT: tl.constexpr, KEPT: tl.constexpr
+):  # fmt: skip
+    """h = g act'(u) of a block, and z - lam m where z is kept (else h again, read by nobody)."""
+    up = _read(g + at, inside)
+    if KEPT == "input":
+        centred = _read(kept + at, inside) - background
+        return _act_backward(up, gain * centred + bias, ACT), centred
+    elif KEPT == "output":
+        h = _act_backward(up, _read(kept + at, inside), ACT)
+        return h, h
+    else:
+        return up, up
+
+
+@triton.jit
+def _sums_of_tile(
+    g, kept, gain, bias, background, n, c0, first, C, P, steps, sn, sc, sp,
+    ACT: tl.constexpr, KEPT: tl.constexpr, TWO: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """The sums of h and, if TWO, of h (z - lam m) over a tile: (BLOCK_C,) each.
+
+    ROWS positions are what the program's threads read in one go: with that many running sums, each
+    thread adds up its own.
+    """
+    total = tl.zeros([ROWS, BLOCK_C], tl.float32)
+    total_hz = total
+    for step in range(steps):
+        at, inside = _block(n, c0, first + step * BLOCK_P, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+        h, z = _through_act(g, kept, gain, bias, background, at, inside, ACT, KEPT)
+        total += tl.sum(tl.reshape(h, [BLOCK_P // ROWS, ROWS, BLOCK_C]), 0)
+        if TWO:
+            total_hz += tl.sum(tl.reshape(h * z, [BLOCK_P // ROWS, ROWS, BLOCK_C]), 0)
+    return tl.sum(total, 0), tl.sum(total_hz, 0)
+
+
+@triton.jit
+def _my_tile(units, tiles):
+    """Which unit, and which tile of it, is this program's.
+
+    The last unit first: it is what the convolution before has just written, and is in the cache
+    still; and what the convolution after reads first is then what was written here last.
+    """
+    at = tl.program_id(0)
+    return units - 1 - at // tiles, at % tiles
 
 
 @triton.jit
@@ -91,12 +151,17 @@ def _arrive(counter):
 
 
 @triton.jit
+def _look(counter):
+    return tl.atomic_add(counter, 0, sem="acquire")
+
+
+@triton.jit
 def _partials(partial, unit, tile, tiles, BLOCK_C: tl.constexpr):
     return partial + (tl.cast(unit, tl.int64) * tiles + tile) * BLOCK_C + tl.arange(0, BLOCK_C)
 
 
 @triton.jit
-def _sum_of_partials(partial, unit, tiles, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr):
+def _mean_of_partials(partial, unit, tiles, P, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr):
     t = tl.arange(0, BLOCK_T)
     rows = _partials(partial, unit, 0, tiles, BLOCK_C)[None, :] + t[:, None] * BLOCK_C
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
@@ -104,91 +169,154 @@ def _sum_of_partials(partial, unit, tiles, BLOCK_C: tl.constexpr, BLOCK_T: tl.co
         there = (t0 + t < tiles)[:, None]
         # Past the L1 cache, which may hold what was here before.
         total += tl.load(rows + t0 * BLOCK_C, mask=there, other=0.0, cache_modifier=".cg")
-    return tl.sum(total, 0)
+    return tl.sum(total, 0) / P
 
 
 @triton.jit
-def _my_tile(tickets, tiles, ALONE: tl.constexpr, TICKETS: tl.constexpr):
-    """The next unit and tile of it that nobody has taken."""
+def _publish(
+    means, means_hz, partial, second, known, unit, n, c, C, P, tiles,
+    TWO: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Make a unit's means of its partial sums, for all its programs to see."""
+    m = _mean_of_partials(partial, unit, tiles, P, BLOCK_C, BLOCK_T)
+    tl.store(means + n * C + c, m, mask=c < C)
+    if TWO:
+        m = _mean_of_partials(second, unit, tiles, P, BLOCK_C, BLOCK_T)
+        tl.store(means_hz + n * C + c, m, mask=c < C)
+    _arrive(known)
+
+
+@triton.jit
+def _unit_mean(
+    g, kept, gain, bias, background, means, means_hz, partial, arrivals, known,
+    unit, tile, n, c0, C, P, units, tiles, steps, sn, sc, sp, patience,
+    ACT: tl.constexpr, KEPT: tl.constexpr, TWO: tl.constexpr, ALONE: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """The mean of h over a unit's maps, stored for all; and whether this program was the last."""
+    c = c0 + tl.arange(0, BLOCK_C)
+    length = steps * BLOCK_P
+    s, s_hz = _sums_of_tile(
+        g, kept, gain, bias, background, n, c0, tile * length, C, P, steps, sn, sc, sp,
+        ACT, KEPT, TWO, BLOCK_P, BLOCK_C, ROWS, EVEN,
+    )  # fmt: skip
     if ALONE:
-        return tl.program_id(0), 0
-    if TICKETS:
-        ticket = tl.atomic_add(tickets, 1)
+        tl.store(means + n * C + c, s / P, mask=c < C)
+        if TWO:
+            tl.store(means_hz + n * C + c, s_hz / P, mask=c < C)
+        return s / P, True
     else:
-        ticket = tl.program_id(0)
-    return ticket // tiles, ticket % tiles
-
-
-@triton.jit
-def _wait(arrivals, tiles):
-    """Until the last of a unit's programs has announced the sum: it arrives twice."""
-    while tl.atomic_add(arrivals, 0, sem="acquire") <= tiles:
-        pass
+        second = partial + tl.cast(units, tl.int64) * tiles * BLOCK_C  # the sums of h (z - lam m)
+        tl.store(_partials(partial, unit, tile, tiles, BLOCK_C), s)
+        if TWO:
+            tl.store(_partials(second, unit, tile, tiles, BLOCK_C), s_hz)
+        last = _arrive(arrivals + unit) == tiles - 1
+        there = 0
+        if last:
+            there = _look(known + unit)
+            if there == 0:
+                _publish(
+                    means, means_hz, partial, second, known + unit, unit, n, c, C, P, tiles,
+                    TWO, BLOCK_C, BLOCK_T,
+                )  # fmt: skip
+                there = 1
+        waited = 0
+        while (there == 0) & (waited < patience):
+            there = _look(known + unit)
+            waited += 1
+        # Out of patience: every tile's sum by hand. A map that is rewritten in place is whole until
+        # the mean is known, so what was summed before that is right, and the same to the bit.
+        t = 0
+        while (there == 0) & (t < tiles):
+            s, s_hz = _sums_of_tile(
+                g, kept, gain, bias, background, n, c0, t * length, C, P, steps, sn, sc, sp,
+                ACT, KEPT, TWO, BLOCK_P, BLOCK_C, ROWS, EVEN,
+            )  # fmt: skip
+            there = _look(known + unit)
+            if there == 0:
+                tl.store(_partials(partial, unit, t, tiles, BLOCK_C), s)
+                if TWO:
+                    tl.store(_partials(second, unit, t, tiles, BLOCK_C), s_hz)
+            t += 1
+        if there == 0:
+            tl.debug_barrier()
+            _publish(
+                means, means_hz, partial, second, known + unit, unit, n, c, C, P, tiles,
+                TWO, BLOCK_C, BLOCK_T,
+            )  # fmt: skip
+        tl.debug_barrier()
+        return tl.load(means + n * C + c, mask=c < C, other=0.0, cache_modifier=".cg"), last
 
 
 @triton.jit
 def _forward(
-    z, y, mean, gamma, beta, lam, partial, tickets, arrivals, closed, N, C, P, units, groups, tiles,
-    steps, sn, sc, sp, ACT: tl.constexpr, SUM: tl.constexpr, APPLY: tl.constexpr, ALONE: tl.constexpr,
-    TICKETS: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
+    z, y, mean, gamma, beta, lam, partial, arrivals, known, closed,
+    N, C, P, units, groups, tiles, steps, sn, sc, sp, patience, ACT: tl.constexpr,
+    ALONE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
+    ROWS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
-    unit, tile = _my_tile(tickets, tiles, ALONE, TICKETS)
-    n, c0, first = unit // groups, unit % groups * BLOCK_C, tile * steps * BLOCK_P
+    unit, tile = _my_tile(units, tiles)
+    n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
-    if SUM:
-        total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
-        for step in range(steps):
-            at, inside = _block(n, c0, first + step * BLOCK_P, C, P, sn, sc, sp, BLOCK_P, BLOCK_C)
-            total += tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
-        m = tl.sum(total, 0)
-        if ALONE:
-            m = m / P
-            tl.store(mean + n * C + c, m, mask=c < C)
-        else:
-            tl.store(_partials(partial, unit, tile, tiles, BLOCK_C), m)
-            if _arrive(arrivals + unit) == tiles - 1:  # the last to arrive makes the unit's mean
-                m = _sum_of_partials(partial, unit, tiles, BLOCK_C, BLOCK_T) / P
-                tl.store(mean + n * C + c, m, mask=c < C)
-                _arrive(arrivals + unit)
-    if APPLY:
-        if not ALONE:
-            if SUM:
-                _wait(arrivals + unit, tiles)
-            m = tl.load(mean + n * C + c, mask=c < C, other=0.0, cache_modifier=".cg")
-        background = _per_filter(lam, c, C, 0.0) * m[None, :]
-        gain, bias = _per_filter(gamma, c, C, 1.0), _per_filter(beta, c, C, 0.0)
-        for step in range(steps):
-            at, inside = _block(n, c0, first + step * BLOCK_P, C, P, sn, sc, sp, BLOCK_P, BLOCK_C)
-            x = tl.load(z + at, mask=inside, other=0.0).to(tl.float32)
-            u = _act(gain * (x - background) + bias, ACT)
-            tl.store(y + at, u.to(y.dtype.element_ty), mask=inside)
+    m, _ = _unit_mean(
+        z, z, 1.0, 0.0, 0.0, mean, mean, partial, arrivals, known,
+        unit, tile, n, c0, C, P, units, tiles, steps, sn, sc, sp, patience,
+        "none", "nothing", False, ALONE, BLOCK_P, BLOCK_C, BLOCK_T, ROWS, EVEN,
+    )  # fmt: skip
+    gain, bias = _per_filter(gamma, c, C, 1.0), _per_filter(beta, c, C, 0.0)
+    background = _per_filter(lam, c, C, 0.0) * m[None, :]
+    for step in range(steps):
+        p0 = (tile * steps + step) * BLOCK_P
+        at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+        x = _read(z + at, inside)
+        if gamma is None:
+            u = x + (bias - background)
+        else:  # centred first: where the mean is far from 0, that rounds less
+            u = gain * (x - background) + bias
+        tl.store(y + at, _act(u, ACT).to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _through_act(
-    g, kept, gain, bias, background, at, inside, ACT: tl.constexpr, KEPT: tl.constexpr
+def _backward(
+    g, kept, dz, mean, gamma, beta, lam, dgamma, dbeta, dlam, means_h, means_hz, partial,
+    arrivals, known, closed, N, C, P, units, groups, tiles, steps, sn, sc, sp, patience,
+    ACT: tl.constexpr, KEPT: tl.constexpr, ALONE: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
-    """h = g act'(u) of a block, and z - lam m where z is kept (else h again, read by nobody)."""
-    up = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+    unit, tile = _my_tile(units, tiles)
+    n, group = unit // groups, unit % groups
+    c0 = group * BLOCK_C
+    c = c0 + tl.arange(0, BLOCK_C)
+    gain, bias, background = 1.0, 0.0, 0.0
     if KEPT == "input":
-        centred = tl.load(kept + at, mask=inside, other=0.0).to(tl.float32) - background
-        return _act_backward(up, gain * centred + bias, ACT), centred
-    elif KEPT == "output":
-        h = _act_backward(up, tl.load(kept + at, mask=inside, other=0.0).to(tl.float32), ACT)
-        return h, h
-    else:
-        return up, up
+        gain, bias = _per_filter(gamma, c, C, 1.0), _per_filter(beta, c, C, 0.0)
+        m = tl.load(mean + n * C + c, mask=c < C, other=0.0)[None, :]
+        background = _per_filter(lam, c, C, 0.0) * m
+    m, last = _unit_mean(
+        g, kept, gain, bias, background, means_h, means_hz, partial, arrivals, known,
+        unit, tile, n, c0, C, P, units, tiles, steps, sn, sc, sp, patience,
+        ACT, KEPT, dgamma is not None, ALONE, BLOCK_P, BLOCK_C, BLOCK_T, ROWS, EVEN,
+    )  # fmt: skip
+    above = _per_filter(lam, c, C, 0.0) * m[None, :]
+    for step in range(steps):
+        p0 = (tile * steps + step) * BLOCK_P
+        at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+        h, _ = _through_act(g, kept, gain, bias, background, at, inside, ACT, KEPT)
+        tl.store(dz + at, (gain * (h - above)).to(dz.dtype.element_ty), mask=inside)
+    if last:
+        _filters_backward(
+            means_h, means_hz, mean, gamma, dgamma, dbeta, dlam, closed + group, c, C, N, P, BLOCK_N
+        )  # fmt: skip
 
 
 @triton.jit
-def _close_unit(
-    sum_h, sum_hz, mean, gamma, dgamma, dbeta, dlam, closed, n, c, C, N, hz_sum,
-    BLOCK_N: tl.constexpr,
+def _filters_backward(
+    means_h, means_hz, mean, gamma, dgamma, dbeta, dlam, closed, c, C, N, P, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The last sample of a group of filters makes their gradients of all samples' sums."""
-    if dgamma is not None:
-        tl.store(sum_hz + n * C + c, hz_sum, mask=c < C)
+    """The gradients of a group of filters, once the last of its samples has arrived."""
     if _arrive(closed) == N - 1:
         s = tl.arange(0, BLOCK_N)
         db = tl.zeros([BLOCK_N, c.shape[0]], tl.float32)
@@ -196,76 +324,17 @@ def _close_unit(
         for n0 in range(0, N, BLOCK_N):
             at = (n0 + s)[:, None] * C + c[None, :]
             there = (n0 + s < N)[:, None] & (c < C)[None, :]
-            h = tl.load(sum_h + at, mask=there, other=0.0, cache_modifier=".cg")
+            h = tl.load(means_h + at, mask=there, other=0.0, cache_modifier=".cg")
             db += h
             dl += h * tl.load(mean + at, mask=there, other=0.0)
             if dgamma is not None:
-                dg += tl.load(sum_hz + at, mask=there, other=0.0, cache_modifier=".cg")
-        tl.store(dbeta + c, tl.sum(db, 0), mask=c < C)
-        gain = tl.sum(_per_filter(gamma, c, C, 1.0), 0)
-        tl.store(dlam + c, -gain * tl.sum(dl, 0), mask=c < C)
+                dg += tl.load(means_hz + at, mask=there, other=0.0, cache_modifier=".cg")
+        tl.store(dbeta + c, tl.sum(db, 0) * P, mask=c < C)
+        tl.store(
+            dlam + c, -tl.sum(_per_filter(gamma, c, C, 1.0), 0) * tl.sum(dl, 0) * P, mask=c < C
+        )
         if dgamma is not None:
-            tl.store(dgamma + c, tl.sum(dg, 0), mask=c < C)
-
-
-@triton.jit
-def _backward(
-    g, kept, dz, mean, gamma, beta, lam, dgamma, dbeta, dlam, sum_h, sum_hz, partial, tickets,
-    arrivals, closed, N, C, P, units, groups, tiles, steps, sn, sc, sp, ACT: tl.constexpr,
-    KEPT: tl.constexpr, SUM: tl.constexpr, APPLY: tl.constexpr, ALONE: tl.constexpr,
-    TICKETS: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    unit, tile = _my_tile(tickets, tiles, ALONE, TICKETS)
-    n, group, first = unit // groups, unit % groups, tile * steps * BLOCK_P
-    c0 = group * BLOCK_C
-    c = c0 + tl.arange(0, BLOCK_C)
-    lam_ = _per_filter(lam, c, C, 0.0)
-    gain, bias = _per_filter(gamma, c, C, 1.0), _per_filter(beta, c, C, 0.0)
-    background = lam_
-    if KEPT == "input":
-        background *= tl.load(mean + n * C + c, mask=c < C, other=0.0)[None, :]
-    if SUM:
-        h_total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
-        hz_total = h_total
-        for step in range(steps):
-            at, inside = _block(n, c0, first + step * BLOCK_P, C, P, sn, sc, sp, BLOCK_P, BLOCK_C)
-            h, z = _through_act(g, kept, gain, bias, background, at, inside, ACT, KEPT)
-            h_total += h
-            if dgamma is not None:
-                hz_total += h * z
-        h_sum, hz_sum = tl.sum(h_total, 0), tl.sum(hz_total, 0)
-        if ALONE:
-            tl.store(sum_h + n * C + c, h_sum, mask=c < C)
-            _close_unit(
-                sum_h, sum_hz, mean, gamma, dgamma, dbeta, dlam, closed + group, n, c, C, N,
-                hz_sum, BLOCK_N,
-            )  # fmt: skip
-        else:
-            second = partial + tl.cast(units, tl.int64) * tiles * BLOCK_C  # the sums of h z
-            tl.store(_partials(partial, unit, tile, tiles, BLOCK_C), h_sum)
-            if dgamma is not None:
-                tl.store(_partials(second, unit, tile, tiles, BLOCK_C), hz_sum)
-            if _arrive(arrivals + unit) == tiles - 1:
-                h_sum = _sum_of_partials(partial, unit, tiles, BLOCK_C, BLOCK_T)
-                if dgamma is not None:
-                    hz_sum = _sum_of_partials(second, unit, tiles, BLOCK_C, BLOCK_T)
-                tl.store(sum_h + n * C + c, h_sum, mask=c < C)
-                _arrive(arrivals + unit)
-                _close_unit(
-                    sum_h, sum_hz, mean, gamma, dgamma, dbeta, dlam, closed + group, n, c, C, N,
-                    hz_sum, BLOCK_N,
-                )  # fmt: skip
-    if APPLY:
-        if not ALONE:
-            if SUM:
-                _wait(arrivals + unit, tiles)
-            h_sum = tl.load(sum_h + n * C + c, mask=c < C, other=0.0, cache_modifier=".cg")
-        h_mean = lam_ * (h_sum / P)[None, :]
-        for step in range(steps):
-            at, inside = _block(n, c0, first + step * BLOCK_P, C, P, sn, sc, sp, BLOCK_P, BLOCK_C)
-            h, z = _through_act(g, kept, gain, bias, background, at, inside, ACT, KEPT)
-            tl.store(dz + at, (gain * (h - h_mean)).to(dz.dtype.element_ty), mask=inside)
+            tl.store(dgamma + c, tl.sum(dg, 0) * P, mask=c < C)
 
 
 @dataclass(frozen=True)
@@ -275,33 +344,31 @@ class Plan:
     block_c: int  # maps in a unit
     block_p: int  # positions that a program reads at once
     steps: int  # how often it does, for one tile
-    warps: int = 4
-    launches: int = 1
-    tickets: bool = True
+    warps: int
+    patience: int = 1 << 16  # looks, of about a microsecond
 
 
-def plan(z: Tensor) -> Plan:
-    """The cut for maps z (N, C, *)."""
-    c, p = z.shape[1], positions(z)
+def plan(z: Tensor, steps: int) -> Plan:
+    """The cut for maps z (N, C, *), with tiles of `steps` blocks, or more for very large maps."""
+    n, c, p = z.shape[0], z.shape[1], positions(z)
     _, sc, _ = strides(z)
-    block_c = min(triton.next_power_of_2(c), 32) if sc == 1 else 1
-    block_p = min(triton.next_power_of_2(p), 4096 // block_c)
-    if sc != 1:
-        block_c = min(triton.next_power_of_2(c), 4096 // block_p)
-    steps = min(triton.cdiv(p, block_p), 4)
-    fits = triton.cdiv(p, steps * block_p) <= _room(z.device)
-    return Plan(block_c, block_p, steps, launches=1 if fits else 2)
+    if sc == 1:  # channels_last: 64 channels are a line of the cache in a half type, 32 half of one
+        wide = p >= 8192 and n * c >= 8 * 64  # large maps, and several units to overlap
+        block_c = min(triton.next_power_of_2(c), 64 if wide else 32)
+        block_p = min(triton.next_power_of_2(p), BLOCK // block_c)
+    else:
+        block_p = min(triton.next_power_of_2(p), BLOCK)
+        block_c = min(triton.next_power_of_2(c), BLOCK // block_p, 32)
+    blocks = triton.cdiv(p, block_p)
+    steps = max(min(steps, blocks), triton.cdiv(blocks, _room(z.device)))
+    return Plan(block_c, block_p, steps, warps=max(1, min(8, block_c * block_p // 1024)))
 
 
 @functools.cache
 def _room(device: torch.device) -> int:
-    """How many programs of a unit may wait for each other.
-
-    Half of what runs at once with four programs of four warps on a multiprocessor, so that two
-    streams can do it. In Triton's interpreter programs run one after the other: none may wait.
-    """
+    """How many programs of a unit may wait for each other: two on each multiprocessor."""
     if device.type != "cuda":
-        return 1
+        return 1 << 20  # Triton's interpreter runs them one by one, and they lose patience
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -320,13 +387,14 @@ def forward(
     activation: str,
     out: Tensor | None = None,
     cut: Plan | None = None,
+    traced: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y and the means (N, C); y is written to `out` where given, which may be z itself."""
     z = like_layout(z, memory_order(z))
     y = torch.empty_like(z) if out is None else out
     mean = z.new_empty(z.shape[:2], dtype=torch.float32)
     _launch(
-        _forward, z, cut or plan(z), sums=1, z=z, y=y, mean=mean, gamma=gamma,
+        _forward, z, cut or plan(z, steps=4), traced, sums=1, z=z, y=y, mean=mean, gamma=gamma,
         beta=beta, lam=lam, ACT=activation,
     )  # fmt: skip
     return y, mean
@@ -341,60 +409,61 @@ def backward(
     lam: Tensor,
     activation: str,
     cut: Plan | None = None,
+    traced: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """dz, dgamma (None without gamma), dbeta, dlam; `kept` is z, y or nothing: see KEPT."""
     kind = "input" if gamma is not None else ACTIVATIONS[activation].needs
     layout = memory_order(g if kept is None else kept)
     g = like_layout(g, layout)
     kept = g if kept is None else like_layout(kept, layout)
-    dz, dbeta, dlam, sum_h = (torch.empty_like(a) for a in (g, beta, lam, mean))
-    dgamma, sum_hz = (
-        (None, None) if gamma is None else (torch.empty_like(gamma), torch.empty_like(mean))
-    )
+    dz, dbeta, dlam, means_h = (torch.empty_like(a) for a in (g, beta, lam, mean))
+    dgamma, means_hz = None, means_h
+    if gamma is not None:
+        dgamma, means_hz = torch.empty_like(gamma), torch.empty_like(mean)
     _launch(
-        _backward, g, cut or plan(g), sums=1 if gamma is None else 2, g=g, kept=kept,
+        _backward, g, cut or plan(g, steps=4), traced, sums=1 if gamma is None else 2, g=g,
+        kept=kept,
         dz=dz, mean=mean, gamma=gamma, beta=beta, lam=lam, dgamma=dgamma, dbeta=dbeta, dlam=dlam,
-        sum_h=sum_h, sum_hz=sum_hz, ACT=activation, KEPT=kind,
+        means_h=means_h, means_hz=means_hz, ACT=activation, KEPT=kind,
         BLOCK_N=min(triton.next_power_of_2(g.shape[0]), 16),
     )  # fmt: skip
     return dz, dgamma, dbeta, dlam
 
 
-def _launch(kernel: Any, maps: Tensor, cut: Plan, *, sums: int, **arguments: Any) -> None:
-    """Run a kernel that takes `sums` sums of each of the maps (N, C, *)."""
+def _launch(
+    kernel: Any, maps: Tensor, cut: Plan, traced: bool, *, sums: int, **arguments: Any
+) -> None:
+    """Run a kernel that takes `sums` sums of each of the maps; traced: a compiler watches."""
     n, c, p = maps.shape[0], maps.shape[1], positions(maps)
     groups = triton.cdiv(c, cut.block_c)
     units, tiles = n * groups, triton.cdiv(p, cut.steps * cut.block_p)
-    sn, sc, sp = strides(maps)
     alone = bool(tiles == 1)
-    counters = maps.new_zeros(2 + units + groups, dtype=torch.int32)
-    partial = maps.new_empty(
-        1 if alone else sums * units * tiles * cut.block_c, dtype=torch.float32
+    sn, sc, sp = strides(maps)
+    counters = maps.new_zeros(2 * units + groups, dtype=torch.int32)
+    sums *= 0 if alone else units * tiles * cut.block_c
+    run = wrap_triton(kernel) if traced else kernel
+    run[(units * tiles,)](
+        **arguments,
+        partial=maps.new_empty(max(sums, 1), dtype=torch.float32),
+        arrivals=counters,
+        known=counters[units:],
+        closed=counters[2 * units :],
+        N=n,
+        C=c,
+        P=p,
+        units=units,
+        groups=groups,
+        tiles=tiles,
+        steps=cut.steps,
+        sn=sn,
+        sc=sc,
+        sp=sp,
+        patience=cut.patience if maps.is_cuda else 0,
+        ALONE=alone,
+        BLOCK_P=cut.block_p,
+        BLOCK_C=cut.block_c,
+        ROWS=min(cut.block_p, max(1, 256 * cut.warps // cut.block_c)),
+        EVEN=bool(p % (cut.steps * cut.block_p) == 0 and c % cut.block_c == 0),
+        BLOCK_T=min(triton.next_power_of_2(tiles), max(1, 4096 // cut.block_c)),
+        num_warps=cut.warps,
     )
-    launches = 1 if alone else cut.launches
-    for launch in range(launches):
-        wrap_triton(kernel)[(units * tiles,)](
-            **arguments,
-            partial=partial,
-            tickets=counters[launch:],
-            arrivals=counters[2:],
-            closed=counters[2 + units :],
-            N=n,
-            C=c,
-            P=p,
-            units=units,
-            groups=groups,
-            tiles=tiles,
-            steps=cut.steps,
-            sn=sn,
-            sc=sc,
-            sp=sp,
-            SUM=launch == 0,
-            APPLY=launch == launches - 1,
-            ALONE=alone,
-            TICKETS=cut.tickets,
-            BLOCK_P=cut.block_p,
-            BLOCK_C=cut.block_c,
-            BLOCK_T=min(triton.next_power_of_2(tiles), max(1, 4096 // cut.block_c)),
-            num_warps=cut.warps,
-        )

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch.library import triton_op
 
-from .. import agc as layer
-from .. import center as neuron
+from ..agc import backward as layer_backward
+from ..agc import forward as layer_forward
+from ..center import backward as neuron_backward
+from ..center import forward as neuron_forward
+from ..center import kept as kept_of
 from ..maps import accumulate_dtype, like_layout, memory_order
 
 
@@ -19,26 +22,26 @@ from ..maps import accumulate_dtype, like_layout, memory_order
 def center_bias_act(
     v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
 ) -> tuple[Tensor, Tensor]:
-    return neuron.forward(v, bias, mean_scale, activation, None)
+    return neuron_forward(v, bias, mean_scale, activation, None, traced=True)
 
 
 @triton_op("deepcontrol::center_bias_act_backward", mutates_args=())
 def center_bias_act_backward(
     g: Tensor, kept: Tensor | None, bias: Tensor, mean_scale: Tensor, mean: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return neuron.backward(g, kept, bias, mean_scale, mean, activation)
+    return neuron_backward(g, kept, bias, mean_scale, mean, activation, traced=True)
 
 
 @triton_op("deepcontrol::agc", mutates_args=())
 def agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
-    return layer.forward(z, weight, bias, mean_scale)
+    return layer_forward(z, weight, bias, mean_scale, traced=True)
 
 
 @triton_op("deepcontrol::agc_backward", mutates_args=())
 def agc_backward(
     g: Tensor, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return layer.backward(g, z, weight, bias, mean_scale, mean)
+    return layer_backward(g, z, weight, bias, mean_scale, mean, traced=True)
 
 
 @center_bias_act.register_fake
@@ -73,7 +76,7 @@ def _means(z: Tensor) -> Tensor:
 def _keep_of_neuron(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     v, bias, mean_scale, activation = inputs
     y, mean = output
-    ctx.save_for_backward(neuron.kept(activation, v, y), bias, mean_scale, mean)
+    ctx.save_for_backward(kept_of(activation, v, y), bias, mean_scale, mean)
     ctx.activation, ctx.order = activation, memory_order(y)
 
 
