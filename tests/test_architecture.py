@@ -25,7 +25,8 @@ ALLOWED: dict[str, set[str]] = {
     "losses": {"data"},
     "metrics": {"data"},
     "train": set(),
-    "cli": {"data"},
+    "doctor": {"ops", "nn", "__version__"},
+    "cli": {"data", "doctor"},
     "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "__init__"}

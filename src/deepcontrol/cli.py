@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from . import doctor
 from .data import open_source
 from .data.check import check
 from .data.sheet import contact_sheet
@@ -79,10 +80,18 @@ class Data:
     )
 
 
+@dataclass(frozen=True)
+class Doctor:
+    """Say what runs here: versions, devices, and which path the ops take on each, and why.
+
+    Each device is tried with one neuron against fp64. Exits with 1 if one of them is wrong.
+    """
+
+
 def main(args: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     command = tyro.extras.subcommand_cli_from_dict(
-        {"data": Data},
+        {"data": Data, "doctor": Doctor},
         args=args,
         prog="deepcontrol",
         description="AGC (automatic gain control) networks and their data: the workbench.",
@@ -90,11 +99,13 @@ def main(args: list[str] | None = None) -> int:
     )
     console = Console()
     try:
-        match command.action:
-            case Check() as action:
+        match command:
+            case Data(Check() as action):
                 return run_check(action, console)
-            case Sheet() as action:
+            case Data(Sheet() as action):
                 return run_sheet(action, console)
+            case Doctor():
+                return run_doctor(console)
     except (ValueError, OSError) as error:  # a DataError is a ValueError
         complain(Console(stderr=True), "error", error)
         return 1
@@ -137,3 +148,16 @@ def run_sheet(action: Sheet, console: Console) -> int:
     sheet.save(action.out)
     console.print(f"{source.name}: {escape(str(action.out))}", soft_wrap=True)
     return 0
+
+
+def run_doctor(console: Console) -> int:
+    for name, version in doctor.versions().items():
+        console.print(f"{name:20s} {escape(version)}", highlight=False)
+    table = Table("device", "", "ops run on", "error against fp64")
+    paths = doctor.paths()
+    for path in paths:
+        runs = "kernels" if path.why_plain is None else f"plain torch: {path.why_plain}"
+        verdict = "ok" if path.sound else f"[bold red]wrong[/]: more than {doctor.TOLERANCE:.0e}"
+        table.add_row(path.device, escape(path.name), escape(runs), f"{path.error:.1e} {verdict}")
+    console.print(table)
+    return 0 if all(path.sound for path in paths) else 1

@@ -1,0 +1,260 @@
+"""Triton's kernels against the plain formulas: interpreted on a CPU, for real on a GPU."""
+
+import dataclasses
+import importlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepcontrol import AGC2d, AGCConv2d
+from deepcontrol.ops import backend, reference
+from deepcontrol.ops.activation import ACTIVATIONS
+
+pytest.importorskip("triton")
+
+from deepcontrol.ops.kernels import agc as kernels
+from deepcontrol.ops.kernels import gain as gain_kernels
+from deepcontrol.ops.kernels.agc import Plan
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+@pytest.fixture(autouse=True)
+def _poison() -> Iterator[None]:
+    """What torch.empty returns is NaN: an element that nobody writes shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def maps(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> Tensor:
+    z = (torch.randn(shape, device=device) + 0.5).to(dtype)
+    return z if layout == "contiguous" else z.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def errors(z: Tensor, activation: str, gain: bool, cut: Plan | None = None) -> dict[str, float]:
+    """Relative errors of the kernels' output and gradients against the formula in fp64."""
+    gamma, beta, lam = (torch.randn(z.shape[1], device=z.device) for _ in range(3))
+    g = torch.randn_like(z)
+    given = gamma if gain else None
+    y, mean = kernels.forward(z, given, beta, lam, activation, cut=cut)
+    needs = "input" if gain else ACTIVATIONS[activation].needs
+    kept = {"nothing": None, "output": y, "input": z}[needs]
+    dz, dgamma, dbeta, dlam = kernels.backward(g, kept, mean, given, beta, lam, activation, cut=cut)
+    assert y.stride() == z.stride() == dz.stride()
+
+    leaves = [a.double().requires_grad_() for a in (z, gamma, beta, lam)]
+    one = torch.ones_like(leaves[1])
+    u = reference.agc(leaves[0], leaves[1] if gain else one, leaves[2], leaves[3])
+    exact = ACTIVATIONS[activation].apply(u)
+    grads = torch.autograd.grad(exact, leaves, g.double(), allow_unused=True)
+    found = {"y": (y, exact), "dz": (dz, grads[0]), "dbeta": (dbeta, grads[2])}
+    found |= {"dlam": (dlam, grads[3])} | ({"dgamma": (dgamma, grads[1])} if gain else {})
+    # Beside the largest term: at lambda near 1 the gradients are differences of large numbers.
+    scale = {"y": exact, "dz": g.double()}
+    return {
+        name: ((a.double() - b).norm() / scale.get(name, b).norm().clamp(min=1e-3)).item()
+        for name, (a, b) in found.items()
+    }
+
+
+SMALL = [  # shape, layout, dtype, activation, gain, cut
+    ((2, 5, 7, 3), "contiguous", torch.float32, "relu", False, None),
+    ((2, 5, 7, 3), "channels_last", torch.bfloat16, "relu", False, None),
+    ((1, 3, 1, 1), "channels_last", torch.float32, "none", False, None),
+    ((3, 2, 11), "contiguous", torch.float16, "leaky_relu", False, None),
+    ((1, 2, 3, 2, 5), "channels_last", torch.float32, "silu", False, None),
+    ((2, 3, 4, 5), "contiguous", torch.float32, "gelu", False, None),
+    ((2, 3, 4, 5), "channels_last", torch.bfloat16, "none", True, None),
+    ((2, 3, 4, 5), "contiguous", torch.float32, "none", True, None),
+    # Several tiles a unit, and several steps a tile: exact multiples, and not.
+    ((2, 4, 8, 8), "channels_last", torch.float32, "relu", False, Plan(2, 8, 2, 1)),
+    ((2, 5, 7, 9), "channels_last", torch.bfloat16, "relu", False, Plan(4, 8, 3, 1)),
+    ((2, 5, 7, 9), "contiguous", torch.float32, "gelu", True, Plan(2, 16, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("shape", "layout", "dtype", "activation", "gain", "cut"), SMALL, ids=str)
+def test_small_maps(
+    shape: tuple[int, ...],
+    layout: str,
+    dtype: torch.dtype,
+    activation: str,
+    gain: bool,
+    cut: Plan | None,
+    device: str,
+) -> None:
+    z = maps(shape, layout, dtype, device)
+    for name, error in errors(z, activation, gain, cut).items():
+        assert error < 4 * TOLERANCE[dtype], (name, error)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("gain", [False, True])
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+def test_large_maps(dtype: torch.dtype, layout: str, gain: bool, activation: str) -> None:
+    shapes = [(2, 64, 256, 512), (1, 19, 181, 127), (8, 512, 8, 16), (3, 40, 17, 23, 29)]
+    for shape in shapes:
+        for name, error in errors(maps(shape, layout, dtype, "cuda"), activation, gain).items():
+            assert error < 4 * TOLERANCE[dtype], (name, shape, error)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 8, 8), (1, 3, 5, 7)], ids=str)
+def test_writing_over_the_input_changes_no_bit(shape: tuple[int, ...], device: str) -> None:
+    z = maps(shape, "channels_last", torch.float32, device)
+    beta, lam = torch.randn(shape[1], device=device), torch.randn(shape[1], device=device)
+    cut = Plan(2, 8, 1, 1)
+    y, mean = kernels.forward(z, None, beta, lam, "relu", cut=cut)
+    over = z.clone()
+    same, same_mean = kernels.forward(over, None, beta, lam, "relu", out=over, cut=cut)
+    assert same is over
+    assert torch.equal(same, y)
+    assert torch.equal(same_mean, mean)
+
+
+@pytest.mark.gpu
+def test_the_impatient_get_the_same_bits() -> None:
+    """A program that stops waiting makes its unit's sums by itself, in place too."""
+    z = maps((4, 64, 128, 256), "channels_last", torch.bfloat16, "cuda")
+    beta, lam = torch.randn(64, device="cuda"), torch.randn(64, device="cuda")
+    hasty = dataclasses.replace(kernels.plan(z, steps=1), patience=0)
+    y, mean = kernels.forward(z, None, beta, lam, "relu")
+    g = torch.randn_like(y)
+    grads = kernels.backward(g, y, mean, None, beta, lam, "relu", cut=hasty)
+    expected = dataclasses.replace(hasty, patience=1 << 16)
+    for _ in range(20):
+        over = z.clone()
+        again, _ = kernels.forward(over, None, beta, lam, "relu", out=over, cut=hasty)
+        calm, _ = kernels.forward(z, None, beta, lam, "relu", cut=expected)
+        assert torch.equal(again, calm)
+        for a, b in zip(
+            grads, kernels.backward(g, y, mean, None, beta, lam, "relu", cut=expected), strict=True
+        ):
+            assert a is b is None or torch.equal(a, b)
+
+
+@pytest.mark.gpu
+def test_streams_do_not_block_each_other() -> None:
+    z = [maps((2, 64, 256, 512), "channels_last", torch.bfloat16, "cuda") for _ in range(6)]
+    beta, lam = torch.randn(64, device="cuda"), torch.randn(64, device="cuda")
+    expected = [kernels.forward(a, None, beta, lam, "relu")[0] for a in z]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in z]
+    found: list[Tensor] = []
+    for _ in range(5):
+        found.clear()
+        for a, stream in zip(z, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(kernels.forward(a, None, beta, lam, "relu")[0])
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_more_than_int32_can_count(layout: str) -> None:
+    z = torch.empty(1, 40, 8192, 8192, dtype=torch.bfloat16, device="cuda")
+    if layout == "channels_last":
+        z = z.to(memory_format=torch.channels_last)
+    z.normal_()
+    assert z.numel() > 2**31
+    beta, lam = torch.randn(40, device="cuda"), torch.randn(40, device="cuda")
+    y, mean = kernels.forward(z, None, beta, lam, "none")
+    for c in (0, 39):
+        exact = z[0, c].double()
+        assert abs(mean[0, c].item() - exact.mean().item()) < 1e-4
+        expected = exact[-1, -4:] - lam[c].double() * exact.mean() + beta[c].double()
+        torch.testing.assert_close(y[0, c, -1, -4:].double(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gain(layout: str, dtype: torch.dtype, device: str) -> None:
+    weight = maps((5, 3, 3, 2), layout, torch.float32, device)
+    gain = torch.randn(5, device=device)
+    assert gain_kernels.takes(weight)
+    scaled = gain_kernels.scale(weight, gain, dtype)
+    # Triton's interpreter cuts off where a device rounds.
+    rounding = 2**-7 if device == "cpu" and dtype == torch.bfloat16 else 0
+    torch.testing.assert_close(scaled, reference.gained(weight, gain, dtype), rtol=rounding, atol=0)
+    assert scaled.stride() == weight.stride()
+    dscaled = torch.randn(weight.shape, device=device).to(dtype)
+    dweight, dgain = gain_kernels.scale_backward(weight, gain, dscaled)
+    assert torch.equal(dweight, reference.gained(dscaled, gain, torch.float32))
+    exact = (weight.double() * dscaled.double()).sum((1, 2, 3))
+    torch.testing.assert_close(dgain.double(), exact, rtol=1e-5, atol=1e-5)
+    assert not gain_kernels.takes(weight.transpose(0, 1))
+
+
+@pytest.fixture
+def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ops take the kernels on a CPU too, in the interpreter."""
+    for name in ("agc", "center", "gain_conv"):  # some of them hidden behind functions of that name
+        module = importlib.import_module(f"deepcontrol.ops.{name}")
+        monkeypatch.setattr(module, "why_plain", lambda z: None)
+
+
+def trained(neuron: AGCConv2d, layer: AGC2d, x: Tensor) -> list[Tensor]:
+    leaves = [x, *neuron.parameters(), *layer.parameters()]
+    y = layer(neuron(x))
+    g = torch.arange(y.numel(), dtype=y.dtype).reshape(y.shape).sin()
+    return [y, *torch.autograd.grad(y, leaves, g)]
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_layers_on_kernels(activation: str, request: pytest.FixtureRequest) -> None:
+    neuron, layer = AGCConv2d(2, 3, 3, padding=1, activation=activation), AGC2d(3)  # type: ignore[arg-type]
+    x = torch.randn(2, 2, 4, 5, requires_grad=True)
+    expected = trained(neuron, layer, x)
+    request.getfixturevalue("on_kernels")
+    for a, b in zip(trained(neuron, layer, x), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_second_derivatives_leave_the_kernels(request: pytest.FixtureRequest) -> None:
+    neuron = AGCConv2d(1, 2, 2, activation="silu")
+    x = torch.randn(1, 1, 3, 3, requires_grad=True)
+
+    def curvature() -> Tensor:
+        (first,) = torch.autograd.grad(neuron(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    expected = curvature()
+    request.getfixturevalue("on_kernels")
+    torch.testing.assert_close(curvature(), expected, rtol=1e-4, atol=1e-5)
+
+
+class TestBackend:
+    def test_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "not on cpu" in str(backend.why_plain(torch.ones(1, 1, 1)))
+        monkeypatch.setenv("DEEPCONTROL_KERNELS", "off")
+        assert backend.why_no_kernels(None) == "DEEPCONTROL_KERNELS=off"
+        monkeypatch.setenv("DEEPCONTROL_KERNELS", "of")
+        with pytest.raises(ValueError, match="on or off, not 'of'"):
+            backend.why_no_kernels(None)
+
+    @pytest.mark.gpu
+    def test_takes_what_it_can_and_no_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        z = torch.randn(2, 3, 4, 6, device="cuda")
+        assert backend.why_plain(z) is None
+        assert "float64" in str(backend.why_plain(z.double()))
+        assert "evenly" in str(backend.why_plain(z[..., ::2]))
+        assert "evenly" in str(backend.why_plain(z[:, :, :1].expand(2, 3, 4, 6)))
+        assert "nothing" in str(backend.why_plain(z[:0]))
+        monkeypatch.setenv("DEEPCONTROL_KERNELS", "off")
+        assert backend.why_plain(z) == "DEEPCONTROL_KERNELS=off"
+
+
+def test_a_unit_fits_the_device() -> None:
+    """However large the map, its programs can run at once, or the wait would be for nothing."""
+    for positions in (1, 7, 4096, 100_003, 1 << 24):
+        z = torch.empty(1, 64, positions, device="meta")
+        for maps_ in (z, z.movedim(1, -1).contiguous().movedim(-1, 1).expand_as(z)):
+            cut = kernels.plan(maps_, steps=4)
+            assert cut.block_p * cut.block_c <= kernels.BLOCK
+            assert cut.steps * cut.block_p * kernels._room(z.device) >= positions

@@ -1,0 +1,36 @@
+"""`deepcontrol doctor` says which path runs, and finds a path that computes something else."""
+
+import pytest
+import torch
+
+from deepcontrol import doctor
+from deepcontrol.cli import main
+
+
+def test_it_names_versions_and_the_plain_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert torch.__version__ in said
+    assert "plain torch" in said
+    assert "ok" in said
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [path.why_plain is None for path in doctor.paths()][:2] == [False, True]
+    monkeypatch.setenv("DEEPCONTROL_KERNELS", "off")
+    assert doctor.paths()[1].why_plain == "DEEPCONTROL_KERNELS=off"
+
+
+def test_a_wrong_path_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = doctor._outputs
+
+    def off_by_a_percent(neuron, x, g):  # type: ignore[no-untyped-def]
+        found = outputs(neuron, x, g)
+        return tuple(1.01 * a for a in found) if x.dtype == torch.float32 else found
+
+    monkeypatch.setattr(doctor, "_outputs", off_by_a_percent)
+    assert main(["doctor"]) == 1
+    assert "wrong" in capsys.readouterr().out
