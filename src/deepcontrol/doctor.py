@@ -1,7 +1,6 @@
 """What runs here, and why: versions, devices, and the path that the ops take on each."""
 
 import importlib.metadata
-import os
 import platform
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ import torch
 
 from . import __version__
 from .nn import AGCConv2d
-from .ops.backend import why_plain
+from .ops.backend import switch, why_plain
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def versions() -> dict[str, str]:
     if torch.cuda.is_available():
         found["CUDA"] = str(torch.version.cuda)
         found["cuDNN"] = str(torch.backends.cudnn.version())
-    found["DEEPCONTROL_KERNELS"] = os.environ.get("DEEPCONTROL_KERNELS", "on (not set)")
+    found["DEEPCONTROL_KERNELS"] = switch()
     return found
 
 

@@ -250,11 +250,26 @@ class TestBackend:
         assert backend.why_plain(z) == "DEEPCONTROL_KERNELS=off"
 
 
-def test_a_unit_fits_the_device() -> None:
+@pytest.mark.parametrize("room", [2, 264])
+def test_a_unit_fits_the_device(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large the map, its programs can run at once, or the wait would be for nothing."""
+    monkeypatch.setattr(kernels, "_room", lambda device: room)
     for positions in (1, 7, 4096, 100_003, 1 << 24):
         z = torch.empty(1, 64, positions, device="meta")
-        for maps_ in (z, z.movedim(1, -1).contiguous().movedim(-1, 1).expand_as(z)):
-            cut = kernels.plan(maps_, steps=4)
+        for each in (z, torch.empty(1, positions, 64, device="meta").movedim(-1, 1)):
+            cut = kernels.plan(each, steps=4)
             assert cut.block_p * cut.block_c <= kernels.BLOCK
-            assert cut.steps * cut.block_p * kernels._room(z.device) >= positions
+            assert cut.steps * cut.block_p * room >= positions
+
+
+@pytest.mark.gpu
+def test_registers_leave_room() -> None:
+    """The plan counts on two programs of eight warps on a multiprocessor: at most 128 registers."""
+    z = maps((2, 64, 128, 128), "channels_last", torch.bfloat16, "cuda")
+    errors(z, "relu", gain=False)
+    errors(z, "none", gain=True)
+    for kernel in (kernels._forward, kernels._backward):
+        for cache in kernel.device_caches.values():
+            for compiled in cache[0].values():
+                if compiled.metadata.num_warps == 8:
+                    assert compiled.n_regs <= 128

@@ -12,7 +12,7 @@ from torch.nn.functional import max_pool2d, max_unpool2d
 
 import deepcontrol.ops.kernels
 from deepcontrol.nn import saved_bytes
-from deepcontrol.ops import max_pool2x2, max_unpool2x2, pool_plain
+from deepcontrol.ops import max_pool2x2, max_unpool2x2, pool_plain, tracing
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -251,10 +251,10 @@ def test_meta_has_the_real_strides() -> None:
 
 def test_without_triton_there_are_no_ops_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("pool", "pool_ops"):
+    for name in ("agc", "agc_ops", "gain", "pool", "pool_ops"):
         monkeypatch.delitem(sys.modules, f"deepcontrol.ops.kernels.{name}", raising=False)
         monkeypatch.delattr(deepcontrol.ops.kernels, name, raising=False)
-    assert not deepcontrol.ops.pool._ops_are_there()
+    assert not tracing._register_ops()
 
 
 B = torch.zeros(1, 2, 3, 4, dtype=torch.uint8)

@@ -32,13 +32,17 @@ def why_plain(z: Tensor) -> str | None:
 
 def why_no_kernels(device: int | None) -> str | None:
     """Why no tensor of that CUDA device meets a kernel, or None."""
-    # Before the cache: a user may switch within one process.
-    switch = os.environ.get("DEEPCONTROL_KERNELS", "on")
-    if switch not in ("on", "off"):
-        raise ValueError(f"DEEPCONTROL_KERNELS is on or off, not {switch!r}")
-    if switch == "off":
+    if switch() == "off":  # before the cache: a user may switch within one process
         return "DEEPCONTROL_KERNELS=off"
     return _why_device_has_none(device)
+
+
+def switch() -> str:
+    """DEEPCONTROL_KERNELS: on, also where it is not set, or off."""
+    value = os.environ.get("DEEPCONTROL_KERNELS", "on")
+    if value not in ("on", "off"):
+        raise ValueError(f"DEEPCONTROL_KERNELS is on or off, not {value!r}")
+    return value
 
 
 @functools.cache
