@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .backend import why_plain
+from .backend import takes_kernels
 from .maps import (
     check_maps,
     like_layout,
@@ -64,7 +64,7 @@ def forward(
     z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, traced: bool = False
 ) -> tuple[Tensor, Tensor]:
     """y and the means (N, C)."""
-    if why_plain(z) is None:
+    if takes_kernels(z, traced):
         from .kernels import agc as kernels
 
         return kernels.forward(z, weight, bias, mean_scale, "none", traced=traced)
@@ -87,7 +87,7 @@ def backward(
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dz, dweight, dbias, dmean_scale at first order."""
-    if why_plain(g) is None and why_plain(z) is None:
+    if takes_kernels(g, traced) and takes_kernels(z, traced):
         from .kernels import agc as kernels
 
         dz, dweight, dbias, dscale = kernels.backward(

@@ -7,6 +7,8 @@ it says. DEEPCONTROL_KERNELS=off, read at each call, forces the plain path.
 import functools
 import importlib.util
 import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +30,19 @@ def why_plain(z: Tensor) -> str | None:
     if map_strides(z) is None:
         return f"the positions of a map are not evenly spaced in memory: strides {z.stride()}"
     return None
+
+
+def takes_kernels(z: Tensor, traced: bool = False) -> bool:
+    """Whether z goes to a kernel now; traced: a compiler will launch it later, on a real tensor."""
+    # A subclass (a fake tensor, a distributed one) has no memory of its own to hand to a kernel.
+    return (traced or type(z) in (Tensor, torch.nn.Parameter)) and why_plain(z) is None
+
+
+def on_device(z: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be z's."""
+    if not z.is_cuda or z.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(z.device)
 
 
 def why_no_kernels(device: int | None) -> str | None:

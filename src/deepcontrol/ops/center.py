@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import reference
 from .activation import ACTIVATIONS, get_activation
-from .backend import why_plain
+from .backend import takes_kernels
 from .maps import (
     check_maps,
     like_layout,
@@ -68,7 +68,7 @@ def forward(
     traced: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y and the means (N, C); y is written where it is given, which may be v."""
-    if why_plain(v) is None:
+    if takes_kernels(v, traced):
         from .kernels import agc as kernels
 
         return kernels.forward(v, None, bias, mean_scale, activation, y, traced=traced)
@@ -88,7 +88,7 @@ def backward(
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dv, dbias, dmean_scale at first order."""
-    if why_plain(g) is None and (kept is None or why_plain(kept) is None):
+    if takes_kernels(g, traced) and (kept is None or takes_kernels(kept, traced)):
         from .kernels import agc as kernels
 
         dv, _, dbias, dscale = kernels.backward(

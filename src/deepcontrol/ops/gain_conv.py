@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .backend import why_plain
+from .backend import takes_kernels
 from .maps import accumulate_dtype
 from .tracing import is_batched, wants_plain_ops
 
@@ -94,7 +94,7 @@ class _GainConv(torch.autograd.Function):
 
 def _scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
     """gamma W in the dtype that the convolution runs in."""
-    if not torch.is_grad_enabled() and why_plain(weight) is None:
+    if not torch.is_grad_enabled() and takes_kernels(weight):
         from .kernels import gain as kernels
 
         if kernels.takes(weight):
@@ -104,8 +104,8 @@ def _scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _scale_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
     """dW = gamma dV and dgamma = <W, dV>; differentiable where somebody differentiates again."""
-    batched = torch.is_grad_enabled() or is_batched(dscaled)
-    if not batched and why_plain(weight) is None:
+    again = torch.is_grad_enabled() or is_batched(dscaled)
+    if not again and takes_kernels(weight):
         from .kernels import gain as kernels
 
         if kernels.takes(weight):

@@ -40,8 +40,11 @@ def like_layout(a: Tensor, order: tuple[int, ...]) -> Tensor:
 
     Written with permute and contiguous because these, unlike memory formats, work under vmap.
     """
+    laid_out = a.permute(order)
+    if laid_out.is_contiguous():
+        return a
     inverse = sorted(range(len(order)), key=order.__getitem__)
-    return a.permute(order).contiguous().permute(inverse)
+    return laid_out.contiguous().permute(inverse)
 
 
 def memory_order(a: Tensor) -> tuple[int, ...]:

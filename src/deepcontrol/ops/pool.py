@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import pool_plain as plain
-from .backend import why_plain
+from .backend import on_device, takes_kernels
 from .tracing import compiles_with_ops, is_batched, wants_plain_ops
 
 
@@ -131,20 +131,20 @@ def _place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -> Te
 
 
 def _run_pool(x: Tensor, last: bool) -> tuple[Tensor, Tensor]:
-    if _takes_kernels(x):
+    if takes_kernels(x):
         from .kernels import pool as kernels
 
-        with torch.cuda.device(x.device):
+        with on_device(x):
             return kernels.pool(x, last)
     pooled, index = plain.cpu_pool(x) if x.is_cpu else plain.pool(x)
     return plain.laid_out(pooled, last), plain.laid_out(index, last)
 
 
 def _run_pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
-    if _takes_kernels(x):
+    if takes_kernels(x):
         from .kernels import pool as kernels
 
-        with torch.cuda.device(x.device):
+        with on_device(x):
             return kernels.pick(x, index, last)
     if x.is_cpu:
         return plain.cpu_pick(x, index, last)
@@ -152,19 +152,14 @@ def _run_pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
 
 
 def _run_place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -> Tensor:
-    if _takes_kernels(values):
+    if takes_kernels(values):
         from .kernels import pool as kernels
 
-        with torch.cuda.device(values.device):
+        with on_device(values):
             return kernels.place(values, index, size, last)
     if values.is_cpu:
         return plain.cpu_place(values, index, size, last)
     return plain.laid_out(plain.place(values, index, size), last)
-
-
-def _takes_kernels(x: Tensor) -> bool:
-    # A subclass (a fake tensor, a distributed one) has no memory of its own to hand to a kernel.
-    return type(x) in (Tensor, torch.nn.Parameter) and why_plain(x) is None
 
 
 def _check_pool(x: Tensor) -> None:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..backend import on_device
 from ..maps import like_layout, memory_order
 
 BLOCK = 1024
@@ -52,7 +53,7 @@ def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
     """gamma W in `dtype`, laid out as W."""
     scaled = torch.empty_like(weight, dtype=dtype)
     length = weight[0].numel()
-    grid = (weight.shape[0], triton.cdiv(length, BLOCK))
+    grid = (weight.shape[0], -(-length // BLOCK))
     _run(_scale, grid, weight=weight, gain=gain, scaled=scaled, length=length)
     return scaled
 
@@ -69,4 +70,5 @@ def scale_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tenso
 
 
 def _run(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-    kernel[grid](**arguments, BLOCK=BLOCK, num_warps=4)
+    with on_device(arguments["weight"]):
+        kernel[grid](**arguments, BLOCK=BLOCK, num_warps=4)
