@@ -1,4 +1,11 @@
-"""Eq. 1 and its backward on a GPU: how maps are cut, and the launch. The kernels: agc_device.py."""
+"""Eq. 1 and its backward on a GPU: how maps are cut, and the launches. The kernels: agc_device.py.
+
+All the time is memory's, and a map is needed twice: for its mean, then to be rewritten. So the
+second read must find it in the L2 cache. A large batch is done in chunks of samples that fit there,
+a launch of sums and a launch of rewriting for each. The last chunk comes first: it is what the
+convolution before has just written, and is in the cache still; and what the convolution after reads
+first is then what was written here last.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -11,45 +18,66 @@ from torch.library import wrap_triton
 from ..activation import ACTIVATIONS
 from ..backend import map_strides, on_device
 from ..maps import like_layout, memory_order, positions
-from .agc_device import backward_kernel, forward_kernel
+from .agc_device import backward_kernel, filters_kernel, forward_kernel, sum_kernel
 
 BLOCK = 8192  # elements that a program reads at once: with more, its registers run out
+MOST_PARTS = 128  # partial sums of a map, which every program that rewrites it adds up
+
+
+@dataclass(frozen=True)
+class Device:
+    """What decides how maps are cut."""
+
+    multiprocessors: int
+    cache: int  # bytes of L2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a launch cuts its maps."""
+    """How maps are cut."""
 
     block_c: int  # maps in a unit
     block_p: int  # positions that a program reads at once
-    steps: int  # how often it does, for one tile
+    part_steps: int  # how often it does, to sum a part
+    tile_steps: int  # how often it does, to rewrite a tile
+    chunk: int  # samples at a time
+    alone: bool  # one program sums and rewrites a unit
     warps: int
-    patience: int = 1 << 16  # looks, of about a microsecond
 
 
-def plan(n: int, c: int, p: int, channels_last: bool, room: int) -> Plan:
-    """The cut for N x C maps of P positions on a device with room for so many waiting programs."""
-    if channels_last:  # 64 channels of a half type are a line of the cache, 32 are half of one
-        wide = p >= 8192 and n * c >= 8 * 64  # large maps, and several units to overlap
-        block_c = _power_of_2(c, 64 if wide else 32)
+def plan(n: int, c: int, p: int, channels_last: bool, bytes_read: int, device: Device) -> Plan:
+    """The cut for N x C maps of P positions, with `bytes_read` for each element."""
+    if channels_last:  # 32 channels of a half type are 64 bytes, a whole access to memory
+        block_c = _power_of_2(c, 32)
         block_p = _power_of_2(p, BLOCK // block_c)
     else:
         block_p = _power_of_2(p, BLOCK)
         block_c = _power_of_2(c, min(BLOCK // block_p, 32))
     blocks = _divide(p, block_p)
-    steps = max(min(4, blocks), _divide(blocks, room))
-    return Plan(block_c, block_p, steps, warps=max(1, min(8, block_c * block_p // 1024)))
+    alone = bool(blocks <= 2)
+    chunk = n if alone else max(1, min(n, 3 * device.cache // 4 // (c * p * bytes_read)))
+    units = chunk * _divide(c, block_c)
+    parts = min(MOST_PARTS, blocks, _divide(4 * device.multiprocessors, units))
+    return Plan(
+        block_c,
+        block_p,
+        part_steps=_divide(blocks, parts),
+        tile_steps=blocks if alone else 4,
+        chunk=chunk,
+        alone=alone,
+        warps=max(1, min(8, block_c * block_p // 1024)),
+    )
 
 
 _remembered_plan = functools.cache(plan)  # an eager step asks for the same ones again and again
 
 
 @functools.cache
-def room(device: torch.device) -> int:
-    """How many programs of a unit may wait for each other: two on each multiprocessor."""
+def _device(device: torch.device) -> Device:
     if device.type != "cuda":
-        return 1 << 20  # Triton's interpreter runs them one by one, and they lose patience
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+        return Device(multiprocessors=1, cache=1 << 20)  # Triton's interpreter
+    about = torch.cuda.get_device_properties(device)
+    return Device(about.multi_processor_count, about.L2_cache_size)
 
 
 def forward(
@@ -66,10 +94,16 @@ def forward(
     z = like_layout(z, memory_order(z))
     y = torch.empty_like(z) if out is None else out
     mean = z.new_empty(z.shape[:2], dtype=torch.float32)
-    _launch(
-        forward_kernel, z, cut, traced, sums=1, z=z, y=y, mean=mean, gamma=gamma, beta=beta,
-        lam=lam, ACT=activation,
-    )  # fmt: skip
+    launches = _Launches(z, z.element_size(), cut, traced)
+    partial = launches.partial_sums()
+    parameters = dict(mean=mean, gamma=gamma, beta=beta, lam=lam, partial=partial)
+    for first_unit, units in launches.chunks():
+        if not launches.cut.alone:
+            launches.sum(
+                first_unit, units, g=z, kept=z, partial_hz=partial, **parameters,
+                ACT="none", KEPT="nothing", TWO=False,
+            )  # fmt: skip
+        launches.rewrite(forward_kernel, first_unit, units, z=z, y=y, **parameters, ACT=activation)
     return y, mean
 
 
@@ -88,65 +122,92 @@ def backward(
     kind = "input" if gamma is not None else ACTIVATIONS[activation].needs
     layout = memory_order(g if kept is None else kept)
     g = like_layout(g, layout)
+    size = g.element_size() + (0 if kept is None else kept.element_size())
     kept = g if kept is None else like_layout(kept, layout)
-    dz, dbeta, dlam, means_h = (torch.empty_like(a) for a in (g, beta, lam, mean))
-    dgamma, means_hz = None, means_h
+    dz, dbeta, dlam, sum_h = (torch.empty_like(a) for a in (g, beta, lam, mean))
+    dgamma, sum_hz = None, sum_h
     if gamma is not None:
-        dgamma, means_hz = torch.empty_like(gamma), torch.empty_like(mean)
-    _launch(
-        backward_kernel, g, cut, traced, sums=1 if gamma is None else 2, g=g, kept=kept, dz=dz,
-        mean=mean, gamma=gamma, beta=beta, lam=lam, dgamma=dgamma, dbeta=dbeta, dlam=dlam,
-        means_h=means_h, means_hz=means_hz, ACT=activation, KEPT=kind,
-        BLOCK_N=_power_of_2(g.shape[0], 16),
+        dgamma, sum_hz = torch.empty_like(gamma), torch.empty_like(mean)
+    launches = _Launches(g, size, cut, traced)
+    partial = launches.partial_sums()
+    partial_hz = partial if gamma is None else launches.partial_sums()
+    common = dict(
+        g=g, kept=kept, mean=mean, gamma=gamma, beta=beta, lam=lam, partial=partial,
+        partial_hz=partial_hz, ACT=activation, KEPT=kind, TWO=gamma is not None,
     )  # fmt: skip
+    for first_unit, units in launches.chunks():
+        if not launches.cut.alone:
+            launches.sum(first_unit, units, **common)
+        launches.rewrite(
+            backward_kernel, first_unit, units, dz=dz, sum_h=sum_h, sum_hz=sum_hz, **common
+        )
+    launches.filters(
+        sum_h=sum_h, sum_hz=sum_hz, mean=mean, gamma=gamma, dgamma=dgamma, dbeta=dbeta, dlam=dlam
+    )
     return dz, dgamma, dbeta, dlam
 
 
-def _launch(
-    kernel: Any, maps: Tensor, cut: Plan | None, traced: bool, *, sums: int, **arguments: Any
-) -> None:
-    """Run a kernel that takes `sums` sums of each of the maps; traced: a compiler watches."""
-    n, c, p = maps.shape[0], maps.shape[1], positions(maps)
-    strides = map_strides(maps)
-    if strides is None:
-        raise ValueError(f"no kernel for maps of strides {maps.stride()}")  # backend.py asks first
-    sn, sc, sp = strides
-    if cut is None:
-        cut = (plan if traced else _remembered_plan)(n, c, p, bool(sc == 1), room(maps.device))
-    groups = _divide(c, cut.block_c)
-    units, tiles = n * groups, _divide(p, cut.steps * cut.block_p)
-    alone = bool(tiles == 1)
-    counters = maps.new_zeros(2 * units + groups, dtype=torch.int32)
-    partial = maps.new_empty(
-        1 if alone else sums * units * tiles * cut.block_c, dtype=torch.float32
-    )
-    run = wrap_triton(kernel) if traced else kernel
-    with on_device(maps):
-        run[(units * tiles,)](
-            **arguments,
-            partial=partial,
-            arrivals=counters,
-            known=counters[units:],
-            closed=counters[2 * units :],
-            N=n,
-            C=c,
-            P=p,
-            units=units,
-            groups=groups,
-            tiles=tiles,
-            steps=cut.steps,
-            sn=sn,
-            sc=sc,
-            sp=sp,
-            patience=cut.patience if maps.is_cuda else 0,
-            ALONE=alone,
-            BLOCK_P=cut.block_p,
-            BLOCK_C=cut.block_c,
+class _Launches:
+    """The launches over maps (N, C, *) that are all laid out alike; traced: a compiler watches."""
+
+    def __init__(self, maps: Tensor, bytes_read: int, cut: Plan | None, traced: bool) -> None:
+        n, c, p = maps.shape[0], maps.shape[1], positions(maps)
+        strides = map_strides(maps)
+        if strides is None:
+            raise ValueError(f"no kernel for strides {maps.stride()}")  # backend.py asks first
+        sn, sc, sp = strides
+        if cut is None:
+            find = plan if traced else _remembered_plan
+            cut = find(n, c, p, bool(sc == 1), bytes_read, _device(maps.device))
+        self.maps, self.cut, self.traced = maps, cut, traced
+        self.groups = _divide(c, cut.block_c)
+        blocks = _divide(p, cut.block_p)
+        self.parts, self.tiles = _divide(blocks, cut.part_steps), _divide(blocks, cut.tile_steps)
+        even = c % cut.block_c == 0 and p % cut.block_p == 0
+        self.geometry = dict(
+            C=c, P=p, groups=self.groups, parts=self.parts, sn=sn, sc=sc, sp=sp,
+            BLOCK_P=cut.block_p, BLOCK_C=cut.block_c, num_warps=cut.warps,
             ROWS=min(cut.block_p, max(1, 256 * cut.warps // cut.block_c)),
-            EVEN=bool(p % (cut.steps * cut.block_p) == 0 and c % cut.block_c == 0),
-            BLOCK_T=_power_of_2(tiles, max(1, 4096 // cut.block_c)),
-            num_warps=cut.warps,
-        )
+        )  # fmt: skip
+        # Without masks, where every program of the launch is full.
+        self.even_parts = bool(even and blocks % cut.part_steps == 0)
+        self.even_tiles = bool(even and blocks % cut.tile_steps == 0)
+
+    def chunks(self) -> list[tuple[int, int]]:
+        """(first unit, units) of each chunk of samples, the last one first."""
+        n, size = self.maps.shape[0], self.cut.chunk
+        starts = range(0, n, size)
+        return [(s * self.groups, min(size, n - s) * self.groups) for s in reversed(starts)]
+
+    def partial_sums(self) -> Tensor:
+        count = self.maps.shape[0] * self.groups * self.parts * self.cut.block_c
+        return self.maps.new_empty(1 if self.cut.alone else count, dtype=torch.float32)
+
+    def sum(self, first_unit: int, units: int, **arguments: Any) -> None:
+        self._run(
+            sum_kernel, units * self.parts, first_unit=first_unit, steps=self.cut.part_steps,
+            EVEN=self.even_parts, **self.geometry, **arguments,
+        )  # fmt: skip
+
+    def rewrite(self, kernel: Any, first_unit: int, units: int, **arguments: Any) -> None:
+        self._run(
+            kernel, units * self.tiles, first_unit=first_unit, steps=self.cut.tile_steps,
+            tiles=self.tiles, ALONE=self.cut.alone, EVEN=self.even_tiles,
+            BLOCK_T=_power_of_2(self.parts, 4096 // self.cut.block_c),
+            **self.geometry, **arguments,
+        )  # fmt: skip
+
+    def filters(self, **arguments: Any) -> None:
+        n, c = self.maps.shape[:2]
+        block_c = _power_of_2(c, 32)
+        self._run(
+            filters_kernel, _divide(c, block_c), N=n, C=c, BLOCK_N=_power_of_2(n, 16),
+            BLOCK_C=block_c, num_warps=1, **arguments,
+        )  # fmt: skip
+
+    def _run(self, kernel: Any, programs: int, **arguments: Any) -> None:
+        with on_device(self.maps):
+            (wrap_triton(kernel) if self.traced else kernel)[(programs,)](**arguments)
 
 
 # Triton's own are meant for kernels and cost ten microseconds a call outside of one.
