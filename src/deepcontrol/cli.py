@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from .bench import Bench
+from .bench import run as run_bench
 from .data import open_source
 from .data.check import check
 from .data.sheet import contact_sheet
@@ -81,20 +83,22 @@ class Data:
 
 def main(args: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    command = tyro.extras.subcommand_cli_from_dict(
-        {"data": Data},
-        args=args,
-        prog="deepcontrol",
-        description="AGC (automatic gain control) networks and their data: the workbench.",
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
     console = Console()
     try:
-        match command.action:
-            case Check() as action:
+        command = tyro.extras.subcommand_cli_from_dict(
+            {"data": Data, "bench": Bench},
+            args=args,
+            prog="deepcontrol",
+            description="AGC (automatic gain control) networks, data and speed: the workbench.",
+            config=(tyro.conf.OmitSubcommandPrefixes,),
+        )
+        match command:
+            case Data(action=Check() as action):
                 return run_check(action, console)
-            case Sheet() as action:
+            case Data(action=Sheet() as action):
                 return run_sheet(action, console)
+            case Bench():
+                return run_bench(command, console)
     except (ValueError, OSError) as error:  # a DataError is a ValueError
         complain(Console(stderr=True), "error", error)
         return 1
