@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .bench import Bench
-from .bench import run as run_bench
+from .bench import Bench, run_bench
 from .data import open_source
 from .data.check import check
 from .data.sheet import contact_sheet

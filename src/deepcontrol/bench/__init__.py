@@ -3,7 +3,7 @@
 It is `deepcontrol bench`; run.py tells the order of things.
 """
 
-from .run import run
+from .run import run_bench
 from .settings import Bench
 
-__all__ = ["Bench", "run"]
+__all__ = ["Bench", "run_bench"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from .contenders import NAMES
 from .record import Row
@@ -25,9 +26,11 @@ def draw(rows: Sequence[Row], path: Path) -> bool:
     for (left, right), members in zip(axes, panels, strict=True):
         draw_times(left, members)
         draw_memory(right, members)
-    engines = [engine for engine in COLOURS if any(r["engine"] == engine for r in rows)]
-    handles = [axes[0, 0].barh([0], [0], color=COLOURS[engine]) for engine in engines]
-    figure.legend(handles, engines, loc="outside upper right", ncols=len(engines), frameon=False)
+    engines = [
+        engine for engine in COLOURS if any(r["engine"] == engine for m in panels for r in m)
+    ]
+    handles = [Patch(color=COLOURS[engine], label=engine) for engine in engines]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(engines), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return True
@@ -45,6 +48,9 @@ def draw_times(axes: Axes, members: Sequence[Row]) -> None:
 
 def draw_memory(axes: Axes, members: Sequence[Row]) -> None:
     values = [float(next((row[k] for k in MEMORY if k in row), 0)) for row in members]
+    if not any(values):  # inference keeps nothing
+        axes.set_axis_off()
+        return
     draw_bars(axes, members, values)
     saved = any("saved_mib" in row for row in members)
     axes.set_xlabel("MiB saved for backward" if saved else "MiB of activations", fontsize=8)

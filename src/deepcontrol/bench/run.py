@@ -34,7 +34,7 @@ class Turn:
     measure: Callable[[int], list[Row]]
 
 
-def run(settings: Bench, console: Console) -> int:
+def run_bench(settings: Bench, console: Console) -> int:
     """Measure what is asked for and not there yet, then show all of it; returns the exit code."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     out = settings.out or default_out(settings, device)
@@ -156,7 +156,7 @@ def check_first(
     if network in checked:
         return
     checked.add(network)
-    width = 1.0 if device == "cuda" and not settings.quick else 0.25
+    width = 1.0 if device == "cuda" and not settings.quick else 0.125
     error = check_network(network, device, width)
     clean_up(turn)
     console.print(f"{network}: AGC's loss and gradients are right to {error:.1e}.", highlight=False)
@@ -184,8 +184,9 @@ def clean_up(turn: Turn) -> None:
 
 def line(row: Row) -> str:
     """What a log says of a row."""
-    case = f"{row['group']} {row['size']} batch {row['batch']} {row['dtype']}"
-    head = escape(f"{case} {row['contender']} {row['engine']}: ")
+    batch = "" if row["batch"] == "0" else f"batch {row['batch']} "  # what `fit` looks for
+    what = (row["group"], row["size"], batch + row["dtype"], row["contender"], row["engine"])
+    head = escape(" ".join(what) + ": ")
     if "error" in row:
         return f"{head}[bold red]failed[/]: {escape(row['error'])}"
     if "largest_batch" in row:

@@ -23,7 +23,7 @@ PASSES = 5
 KINDS = (  # the first whose pattern is found in a kernel's name
     ("AGC", r"^_(forward|backward)$"),
     ("gain in the weights", r"^_scale(_backward)?$"),
-    ("pooling", r"(pool|pick|place)_kernel|max_?pool|max_?unpool"),
+    ("pooling", r"^(pool|pick|place)_kernel|max_?pool|max_?unpool"),
     ("BatchNorm", r"batch_?norm|(^|[^a-z])bn_"),
     ("loss", r"soft_?max|nll_?loss"),
     ("optimiser", r"multi_tensor_apply|fused_?sgd"),
