@@ -3,7 +3,16 @@
 import pytest
 
 from deepcontrol.bench import Bench
-from deepcontrol.bench.cases import CELLS, CONTENDERS, ENGINES, FIRST, NETWORKS, network_cases
+from deepcontrol.bench.cases import (
+    CELLS,
+    CONTENDERS,
+    ENGINES,
+    FIRST,
+    MAIN,
+    NETWORKS,
+    network_cases,
+    tier,
+)
 from deepcontrol.bench.cpu import cpu_sets
 from deepcontrol.bench.ops import op_cases
 from deepcontrol.bench.run import gpu_turns
@@ -25,15 +34,17 @@ def test_the_telling_cases_come_first() -> None:
     assert {(c.group, c.batch, c.dtype) for c in head} == {("segnet", 8, "bf16")}
     second = cases[len(FIRST)]
     assert (second.group, second.batch, second.contender) == ("segnet", 1, "agc")
-    telling = [(c.contender, c.engine) in FIRST for c in cases]
-    assert telling == sorted(telling, reverse=True)
+    tiers = [tier(c) for c in cases]
+    assert tiers == sorted(tiers)
+    assert {(c.contender, c.engine) for c in cases if tier(c) < 2} == set(FIRST)
 
 
 def test_quick_things_come_before_the_rest_of_the_grid() -> None:
     groups = [turn.cases[0].group for turn in gpu_turns(Bench())]
-    first_rest = len(FIRST) * len(CELLS) + groups.count("shares") + groups.count("fit")
-    assert set(groups[len(FIRST) * len(CELLS) : first_rest]) == {"shares", "fit"}
-    assert groups[-1] in NETWORKS
+    main = len(FIRST) * MAIN
+    extras = sum(groups.count(name) for name in ("shares", "fit", "ops"))
+    assert set(groups[main : main + extras]) == {"shares", "fit", "ops"}
+    assert set(groups[main + extras :]) == set(NETWORKS)
 
 
 def test_flags_choose() -> None:

@@ -83,6 +83,9 @@ CELLS = (
 )
 
 
+MAIN = 4  # so many of the cells are the main ones
+
+
 def wanted(asked: Sequence[str], there: Iterable[str]) -> tuple[str, ...]:
     """Those of `there` that were asked for; all of them if nothing was."""
     return tuple(a for a in there if not asked or a in asked)
@@ -109,8 +112,11 @@ def importance(case: Case) -> tuple[int, int, int]:
     pair, cell = (case.contender, case.engine), (case.group, case.batch, case.dtype)
     first = FIRST.index(pair) if pair in FIRST else len(FIRST)
     of_cell = CELLS.index(cell) if cell in CELLS else len(CELLS)
-    return int(not is_telling(case)), of_cell, first
+    return tier(case), of_cell, first
 
 
-def is_telling(case: Case) -> bool:
-    return (case.contender, case.engine) in FIRST
+def tier(case: Case) -> int:
+    """0 for the telling pairs in the main cells, 1 for those pairs elsewhere, 2 for the rest."""
+    if (case.contender, case.engine) not in FIRST:
+        return 2
+    return 0 if (case.group, case.batch, case.dtype) in CELLS[:MAIN] else 1

@@ -25,6 +25,8 @@ def measure_fit(case: Case, steps: int) -> list[Row]:
     limit = LIMIT_GIB * 1024 * MIB
     if total < limit:
         raise RuntimeError(f"the device has {total / MIB / 1024:.1f} GiB, less than {LIMIT_GIB}")
+    gc.collect()
+    torch.cuda.empty_cache()  # what others left counts against the limit
     torch.cuda.set_per_process_memory_fraction(limit / total)
     try:
         largest = largest_that(lambda batch: fits(replace(case, group="segnet", batch=batch)))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from .cases import NETWORKS, Case, is_telling, network_cases, wanted
+from .cases import NETWORKS, Case, network_cases, tier, wanted
 from .check import check_network
 from .contenders import BYTE_POOLING
 from .cpu import cpu_sets, measure_set
@@ -37,6 +37,8 @@ class Turn:
 def run_bench(settings: Bench, console: Console) -> int:
     """Measure what is asked for and not there yet, then show all of it; returns the exit code."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not console.is_terminal:
+        console.width = 120  # a log has no edge to fold a table at
     out = settings.out or default_out(settings, device)
     if settings.report:
         rows = read_rows(out)
@@ -44,8 +46,6 @@ def run_bench(settings: Bench, console: Console) -> int:
             raise ValueError(f"{out} holds no rows to report")
     else:
         rows = measure_all(settings, device, out, console)
-    if not console.is_terminal:
-        console.width = 120  # a log has no edge to fold a table at
     for table in tables(rows):
         console.print(table)
     draw_chart(rows, settings.chart or out.with_suffix(".png"), console)
@@ -99,7 +99,7 @@ def measure_all(settings: Bench, device: str, out: Path, console: Console) -> li
 
 
 def gpu_turns(settings: Bench) -> list[Turn]:
-    """The telling steps, then what takes a minute each, then the rest of the grid."""
+    """The most telling steps, then what takes a minute each, then the rest of the grid."""
     steps = network_cases(settings)
     network = next(iter(NETWORKS.values()))
     size, width = ((64, 64), 0.125) if settings.quick else (network.size, network.width)
@@ -115,11 +115,11 @@ def gpu_turns(settings: Bench) -> list[Turn]:
         if wanted(settings.only, ("shares",))
     ]
     ordered: list[tuple[Callable[[Case, int], list[Row]], Sequence[Case]]] = [
-        (measure_step, [case for case in steps if is_telling(case)]),
+        (measure_step, [case for case in steps if tier(case) == 0]),
         (measure_shares, shares),
         (measure_fit, fit),
         (measure_op, op_cases(settings)),
-        (measure_step, [case for case in steps if not is_telling(case)]),
+        (measure_step, [case for case in steps if tier(case) > 0]),
     ]
     return [
         Turn((case,), functools.partial(measure, case))
@@ -133,7 +133,10 @@ def cpu_turns(settings: Bench) -> list[Turn]:
 
 
 def holds(row: Row, here: Row) -> bool:
-    """Whether an old row is what would be measured here and now; an error is not kept."""
+    """Whether an old row is what would be measured here and now.
+
+    An error is tried again. A stock peer runs none of the code that a new source may have changed.
+    """
     if "error" in row:
         return False
     same = [k for k in here if k not in ("source", "run", "date")]

@@ -27,7 +27,8 @@ class Bench:
     only: tuple[Group, ...] = ()
     """Which groups; all if none is named. neuron and inference are the CPU's."""
     contenders: tuple[Contender, ...] = ()
-    """Which contenders; all if none is named."""
+    """Which contenders; all if none is named. one-liner is Eq. 1 typed in PyTorch; bn, gn, in and
+    none are stock PyTorch; bn-byte-pool is bn with this library's pooling; bn-folded is a CPU's."""
     engines: tuple[Engine, ...] = ()
     """How steps are run; all that the device has if none is named, on a CPU eager alone."""
     batches: tuple[int, ...] = ()
@@ -45,8 +46,7 @@ class Bench:
     chart: Path | None = None
     """The picture; beside the CSV unless told otherwise."""
     resume: bool = True
-    """Keep what the CSV already holds from this hardware and these versions, and (for all that
-    runs this library's code) from this source; measure only the rest. Errors are tried again."""
+    """Keep the CSV's rows of this hardware, these versions and this source; measure the rest."""
     report: bool = False
     """Measure nothing: the table and the picture of what the CSV holds."""
 

@@ -53,7 +53,7 @@ def measure_shares(case: Case, steps: int) -> list[Row]:
         row = {**case.key, "part": kind, "gpu_ms": f"{sum(names.values()):.4f}"}
         if kind == OTHER:
             row["note"] = "; ".join(f"{ms:.3f} {name[:60]}" for name, ms in top(names, 4))
-        elif kind == "AGC":
+        elif kind == "AGC" and case.contender == "agc":
             seconds = PASSES * map_bytes(step.model, case) / copy_bytes_per_second()
             row["floor_ms"] = f"{1e3 * seconds:.4f}"
         rows.append(row)
