@@ -10,7 +10,7 @@ help:
 	@echo "make test      the tests, on the CPU"
 	@echo "make check     formatting, lint, types"
 	@echo "make test-gpu  the tests that need a CUDA device"
-	@echo "make bench     one neuron's time and memory beside BatchNorm's, to a CSV"
+	@echo "make bench     time and memory beside BatchNorm's, to a table, a CSV and a chart (on a CPU about 2 minutes)"
 	@echo "make setup     the environment alone: .venv, pinned packages, editable install"
 
 setup: $(READY)
@@ -44,7 +44,7 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
 
 bench: $(READY)
-	$(BIN)/python benchmarks/neuron.py
+	$(BIN)/python -m deepcontrol bench
 
 # Pins what is installed now. torch is pinned without its local version, so that any build of it serves.
 lock:

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import torch
-from record import write
 from torch import nn
 
 from deepcontrol import he_init_
+from deepcontrol.bench.record import write
 from deepcontrol.cli import parse_size
 from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.losses import class_weights, pixel_cross_entropy

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from record import write
 
+from deepcontrol.bench.record import write
 from deepcontrol.cli import parse_size
 from deepcontrol.data import Augment, Batch, Batches, open_source, prepare
 from deepcontrol.data.streets import render

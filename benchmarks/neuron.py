@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from record import hardware, write
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
+from deepcontrol.bench.record import hardware, write
 from deepcontrol.nn import saved_bytes
 
 CHANNELS, HEIGHT, WIDTH = 64, 256, 512

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from . import doctor
+from .bench import Bench, run_bench
 from .data import open_source
 from .data.check import check
 from .data.sheet import contact_sheet
@@ -90,20 +91,22 @@ class Doctor:
 
 def main(args: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    command = tyro.extras.subcommand_cli_from_dict(
-        {"data": Data, "doctor": Doctor},
-        args=args,
-        prog="deepcontrol",
-        description="AGC (automatic gain control) networks and their data: the workbench.",
-        config=(tyro.conf.OmitSubcommandPrefixes,),
-    )
     console = Console()
     try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            {"bench": Bench, "data": Data, "doctor": Doctor},
+            args=args,
+            prog="deepcontrol",
+            description="AGC (automatic gain control) networks, data and speed: the workbench.",
+            config=(tyro.conf.OmitSubcommandPrefixes,),
+        )
         match command:
-            case Data(Check() as action):
+            case Data(action=Check() as action):
                 return run_check(action, console)
-            case Data(Sheet() as action):
+            case Data(action=Sheet() as action):
                 return run_sheet(action, console)
+            case Bench():
+                return run_bench(command, console)
             case Doctor():
                 return run_doctor(console)
     except (ValueError, OSError) as error:  # a DataError is a ValueError

@@ -18,7 +18,7 @@ from torch.library import wrap_triton
 from ..activation import ACTIVATIONS
 from ..backend import map_strides, on_device
 from ..maps import like_layout, memory_order, positions
-from .agc_device import backward_kernel, filters_kernel, forward_kernel, sum_kernel
+from .agc_device import agc_backward_kernel, agc_filters_kernel, agc_forward_kernel, agc_sum_kernel
 
 BLOCK = 8192  # elements that a program reads at once: with more, its registers run out
 MOST_PARTS = 128  # partial sums of a map, which every program that rewrites it adds up
@@ -103,7 +103,9 @@ def forward(
                 first_unit, units, g=z, kept=z, partial_hz=partial, **parameters,
                 ACT="none", KEPT="nothing", TWO=False,
             )  # fmt: skip
-        launches.rewrite(forward_kernel, first_unit, units, z=z, y=y, **parameters, ACT=activation)
+        launches.rewrite(
+            agc_forward_kernel, first_unit, units, z=z, y=y, **parameters, ACT=activation
+        )
     return y, mean
 
 
@@ -139,7 +141,7 @@ def backward(
         if not launches.cut.alone:
             launches.sum(first_unit, units, **common)
         launches.rewrite(
-            backward_kernel, first_unit, units, dz=dz, sum_h=sum_h, sum_hz=sum_hz, **common
+            agc_backward_kernel, first_unit, units, dz=dz, sum_h=sum_h, sum_hz=sum_hz, **common
         )
     launches.filters(
         sum_h=sum_h, sum_hz=sum_hz, mean=mean, gamma=gamma, dgamma=dgamma, dbeta=dbeta, dlam=dlam
@@ -185,7 +187,7 @@ class _Launches:
 
     def sum(self, first_unit: int, units: int, **arguments: Any) -> None:
         self._run(
-            sum_kernel, units * self.parts, first_unit=first_unit, steps=self.cut.part_steps,
+            agc_sum_kernel, units * self.parts, first_unit=first_unit, steps=self.cut.part_steps,
             EVEN=self.even_parts, **self.geometry, **arguments,
         )  # fmt: skip
 
@@ -201,7 +203,7 @@ class _Launches:
         n, c = self.maps.shape[:2]
         block_c = _power_of_2(c, 32)
         self._run(
-            filters_kernel, _divide(c, block_c), N=n, C=c, BLOCK_N=_power_of_2(n, 16),
+            agc_filters_kernel, _divide(c, block_c), N=n, C=c, BLOCK_N=_power_of_2(n, 16),
             BLOCK_C=block_c, num_warps=1, **arguments,
         )  # fmt: skip
 

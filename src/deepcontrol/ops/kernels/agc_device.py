@@ -7,8 +7,8 @@
 The neuron has its gain in the convolution's weights: there is no gamma for it here.
 
 A *unit* is a block of BLOCK_C maps of one sample. Its positions are cut into parts, which programs
-sum (`sum_kernel`), and then into tiles, which programs rewrite after adding up the parts' sums
-(`forward_kernel`, `backward_kernel`). Where a map is small, one program does both, ALONE.
+sum (`agc_sum_kernel`), and then into tiles, which programs rewrite after adding up the parts' sums
+(`agc_forward_kernel`, `agc_backward_kernel`). Where a map is small, one program does both, ALONE.
 
 Sums are partial sums added in a fixed order, and there are no atomics: results do not vary from run
 to run.
@@ -149,7 +149,7 @@ def _sum_of_parts(at, parts, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr):
 
 
 @triton.jit
-def sum_kernel(
+def agc_sum_kernel(
     g, kept, mean, gamma, beta, lam, partial, partial_hz, first_unit, C, P, groups, parts, steps,
     sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
@@ -169,7 +169,7 @@ def sum_kernel(
 
 
 @triton.jit
-def forward_kernel(
+def agc_forward_kernel(
     z, y, mean, gamma, beta, lam, partial, first_unit, C, P, groups, parts, tiles, steps,
     sn, sc, sp, ACT: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr,
@@ -201,7 +201,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def agc_backward_kernel(
     g, kept, dz, mean, gamma, beta, lam, sum_h, sum_hz, partial, partial_hz, first_unit, C, P,
     groups, parts, tiles, steps, sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr,
     TWO: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr, BLOCK_P: tl.constexpr,
@@ -235,7 +235,7 @@ def backward_kernel(
 
 
 @triton.jit
-def filters_kernel(
+def agc_filters_kernel(
     sum_h, sum_hz, mean, gamma, dgamma, dbeta, dlam, N, C,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip

@@ -1,0 +1,89 @@
+"""What every benchmark writes down: its rows, and where and when they were measured."""
+
+import csv
+import datetime
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+Row = dict[str, str]
+
+# The columns that come last, in this order.
+ABOUT = ("hardware", "cores", "python", "torch", "cuda", "cudnn", "triton", "source", "run", "date")
+
+
+def hardware(device: str) -> str:
+    """The GPU's name, or the CPU's with its number of threads."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'CPU'}, {torch.get_num_threads()} threads"
+
+
+def versions(device: str) -> Row:
+    """Of everything that a time depends on."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    if device == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        try:
+            found["triton"] = importlib.metadata.version("triton")
+        except importlib.metadata.PackageNotFoundError:
+            found["triton"] = "none"
+    return found
+
+
+def about(device: str) -> Row:
+    """Where and when: hardware, cores, versions and the date."""
+    return {
+        "hardware": hardware(device),
+        "cores": str(os.cpu_count()),
+        **versions(device),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def source_hash() -> str:
+    """A short name of the code that is measured: it changes when a file of it does."""
+    package = Path(__file__).parents[1]
+    parts = ("ops", "nn", "models", "train")
+    files = sorted(path for part in parts for path in (package / part).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:10]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV, without the columns that they leave empty; none if there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """The rows as CSV, in one go: whoever stops the program finds the old file or the new one."""
+    found = dict.fromkeys(key for row in rows for key in row)
+    columns = [c for c in found if c not in ABOUT] + [c for c in ABOUT if c in found]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    with unfinished.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    unfinished.replace(path)
+
+
+def write(path: Path, rows: Sequence[Mapping[str, object]], device: str) -> None:
+    """The rows as CSV, each with what `about` says."""
+    here = about(device)
+    write_rows(path, [{**row, **here} for row in rows])
+    print(f"Written to {path}")
