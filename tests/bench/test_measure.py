@@ -31,8 +31,8 @@ def test_the_largest_is_found(largest: int) -> None:
 
 def test_kernels_by_kind() -> None:
     times = {
-        "_forward": 1.0,
-        "_backward": 2.0,
+        "agc_forward_kernel": 1.0,
+        "agc_sum_kernel": 2.0,
         "_scale_backward": 0.1,
         "place_kernel": 0.2,
         "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>": 0.3,
