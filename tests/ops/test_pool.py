@@ -251,7 +251,7 @@ def test_meta_has_the_real_strides() -> None:
 
 def test_without_triton_there_are_no_ops_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("agc", "agc_ops", "gain", "pool", "pool_ops"):
+    for name in ("agc", "agc_ops", "agc_pool", "agc_pool_ops", "gain", "pool", "pool_ops"):
         monkeypatch.delitem(sys.modules, f"deepcontrol.ops.kernels.{name}", raising=False)
         monkeypatch.delattr(deepcontrol.ops.kernels, name, raising=False)
     assert not tracing._register_ops()

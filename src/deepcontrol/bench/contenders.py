@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import Norm, ResNet50, SegNet, UNet3d
-from ..models.segnet import DecoderStage, EncoderStage
+from ..models.segnet import BytePool, DecoderStage, EncoderStage
 from ..nn import AGCConv2d, AGCConv3d, he_init_
 
 CLASSES = {"segnet": 19, "resnet50": 1000, "unet3d": 3}
@@ -52,7 +52,7 @@ def stock_pooling_(model: nn.Module) -> nn.Module:
     """PyTorch's own pooling and unpooling in a SegNet, in place."""
     for module in model.modules():
         if isinstance(module, EncoderStage):
-            module.pool = nn.MaxPool2d(2, return_indices=True)  # type: ignore[assignment]
+            module.pool = nn.MaxPool2d(2, return_indices=True)
         elif isinstance(module, DecoderStage):
             module.unpool = nn.MaxUnpool2d(2)  # type: ignore[assignment]
     return model
@@ -64,6 +64,8 @@ def write_out_(model: nn.Module) -> nn.Module:
         for name, child in list(parent.named_children()):
             if isinstance(child, (AGCConv2d, AGCConv3d)):
                 setattr(parent, name, OneLiner(child))
+        if isinstance(parent, EncoderStage):
+            parent.pool = BytePool()  # the neuron that pooled by itself is gone
     return model
 
 

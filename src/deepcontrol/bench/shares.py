@@ -83,12 +83,12 @@ def top(names: dict[str, float], count: int) -> Iterable[tuple[str, float]]:
 
 
 def map_bytes(model: torch.nn.Module, case: Case) -> int:
-    """Bytes of one pass over the maps of all neurons."""
+    """Bytes of one pass over the maps of all neurons, those that are pooled at once included."""
     elements = 0
 
-    def count(_: object, __: object, output: torch.Tensor) -> None:
+    def count(_: object, __: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
         nonlocal elements
-        elements += output.numel()
+        elements += output.numel() if isinstance(output, torch.Tensor) else 4 * output[0].numel()
 
     hooks = [
         module.register_forward_hook(count)

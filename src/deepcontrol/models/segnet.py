@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from ..nn import AGCConv2d, AGCConvPool2d
 from ..ops import max_pool2x2, max_unpool2x2
 from .blocks import Block, Norm, conv_block, scaled
 
@@ -64,12 +65,18 @@ class EncoderStage(nn.Module):
     def __init__(self, block: Block, in_channels: int, widths: Sequence[int]) -> None:
         super().__init__()
         self.convolutions = _row(block, in_channels, widths)
-        self.pool = BytePool()
+        last = self.convolutions[-1]
+        self.pool: nn.Module
+        if isinstance(last, AGCConv2d):  # the neuron has a form that pools by itself
+            pooling = AGCConvPool2d(last.in_channels, last.out_channels, 3, padding=1)
+            self.convolutions[-1], self.pool = pooling, nn.Identity()
+        else:
+            self.pool = BytePool()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Sequence[int]]:
-        x = self.convolutions(x)
-        pooled, indices = self.pool(x)
-        return pooled, indices, x.shape[2:]
+        size = x.shape[2:]  # which the convolutions keep
+        pooled, indices = self.pool(self.convolutions(x))
+        return pooled, indices, size
 
 
 class DecoderStage(nn.Module):

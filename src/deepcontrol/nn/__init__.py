@@ -1,7 +1,7 @@
 """What users type: the AGC layers, how they start, and how they are optimised."""
 
 from .agc import AGC1d, AGC2d, AGC3d
-from .conv import AGCConv1d, AGCConv2d, AGCConv3d
+from .conv import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
 from .init import he_init_, identity_init_
 from .linear import AGCLinear
 from .memory import saved_bytes
@@ -14,6 +14,7 @@ __all__ = [
     "AGCConv1d",
     "AGCConv2d",
     "AGCConv3d",
+    "AGCConvPool2d",
     "AGCLinear",
     "he_init_",
     "identity_init_",

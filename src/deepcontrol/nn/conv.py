@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..ops import center_bias_act, gain_conv
+from ..ops import center_bias_act, center_bias_act_pool, gain_conv
 from ..ops.activation import ActivationName, get_activation
 from ..ops.maps import positions
 from .hazards import warn_if_single_position
@@ -72,11 +72,19 @@ class _AGCConv(_ConvNd):
                 f"in the input of shape {tuple(input.shape)}"
             )
         if input.dim() == spatial + 1:
-            return self.forward(input.unsqueeze(0)).squeeze(0)
+            return self._neuron(input.unsqueeze(0)).squeeze(0)
+        return self._neuron(input)
+
+    def _neuron(self, input: Tensor) -> Tensor:
+        v = self._convolved(input)
+        return center_bias_act(v, self.bias, self.mean_scale, self.activation, overwrite=True)
+
+    def _convolved(self, input: Tensor) -> Tensor:
+        """conv(x, gamma W)"""
         x, padding = self._padded(input)
         v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
         warn_if_single_position(self, positions(v))
-        return center_bias_act(v, self.bias, self.mean_scale, self.activation, overwrite=True)
+        return v
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """x and the zero padding that is left to the convolution, which can only pad evenly."""
@@ -118,6 +126,29 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
     >>> neuron(torch.randn(1, 3, 32, 32)).shape
     torch.Size([1, 16, 32, 32])
     """
+
+
+class AGCConvPool2d(AGCConv2d):
+    """The neuron and a 2x2 max pooling in one: what ends a stage of an encoder. See AGCConv2d.
+
+    Returns the pooled maps (N, C, H // 2, W // 2) and their index, a byte for each, for
+    ops.max_unpool2x2: the same as max_pool2x2(AGCConv2d(...)(x)). The unpooled map is not kept for
+    the backward, and on a GPU not even written.
+
+    >>> pooled, index = AGCConvPool2d(3, 16, kernel_size=3, padding=1)(torch.randn(1, 3, 32, 32))
+    >>> pooled.shape, index.dtype
+    (torch.Size([1, 16, 16, 16]), torch.uint8)
+    """
+
+    pools = True  # for identity_init_, which starts afresh after a pooling
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if input.dim() != 4 or input.shape[1] != self.in_channels:
+            raise ValueError(
+                f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"
+            )
+        v = self._convolved(input)
+        return center_bias_act_pool(v, self.bias, self.mean_scale, self.activation)
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):

@@ -60,7 +60,7 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
             strided = any(s != 1 for s in module.stride)
             if not first_after_pooling and not strided and _can_be_identity(module):
                 nn.init.dirac_(module.weight, module.groups)
-            first_after_pooling = strided
+            first_after_pooling = strided or getattr(module, "pools", False)
     return model
 
 

@@ -71,7 +71,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         ctx.last = last = is_channels_last(x)
-        pooled, index = _run_pool(x, last)
+        pooled, index = run_pool(x, last)
         ctx.size = x.shape[2:]
         ctx.save_for_backward(index)
         ctx.mark_non_differentiable(index)
@@ -81,7 +81,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
         (index,) = ctx.saved_tensors
-        return None if grads[0] is None else _place(grads[0], index, ctx.size, ctx.last)
+        return None if grads[0] is None else place(grads[0], index, ctx.size, ctx.last)
 
 
 class _Pick(torch.autograd.Function):
@@ -94,7 +94,7 @@ class _Pick(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = ctx.saved_tensors
-        return _place(grads[0], index, ctx.size, ctx.last), None, None
+        return place(grads[0], index, ctx.size, ctx.last), None, None
 
 
 class _Place(torch.autograd.Function):
@@ -109,19 +109,19 @@ class _Place(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (index,) = ctx.saved_tensors
-        return _pick(grads[0], index, ctx.last), None, None, None, None
+        return pick(grads[0], index, ctx.last), None, None, None, None
 
 
 # What a backward calls. It may itself run under a transform, so it asks again.
 
 
-def _pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
+def pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
     if wants_plain_ops() or is_batched(x):
         return plain.pick(x, index)
     return _Pick.apply(x, index, last)
 
 
-def _place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -> Tensor:
+def place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -> Tensor:
     if wants_plain_ops() or is_batched(values):
         return plain.place(values, index, size)
     return _Place.apply(values, index, *size, last)
@@ -130,7 +130,7 @@ def _place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -> Te
 # What runs in the end: the kernels, torch's own ops on a CPU, or the formulas.
 
 
-def _run_pool(x: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+def run_pool(x: Tensor, last: bool) -> tuple[Tensor, Tensor]:
     if takes_kernels(x):
         from .kernels import pool as kernels
 

@@ -8,7 +8,7 @@ first is then what was written here last.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,20 +48,20 @@ class Plan:
 def plan(n: int, c: int, p: int, channels_last: bool, bytes_read: int, device: Device) -> Plan:
     """The cut for N x C maps of P positions, with `bytes_read` for each element."""
     if channels_last:  # 32 channels of a half type are 64 bytes, a whole access to memory
-        block_c = _power_of_2(c, 32)
-        block_p = _power_of_2(p, BLOCK // block_c)
+        block_c = power_of_2(c, 32)
+        block_p = power_of_2(p, BLOCK // block_c)
     else:
-        block_p = _power_of_2(p, BLOCK)
-        block_c = _power_of_2(c, min(BLOCK // block_p, 32))
-    blocks = _divide(p, block_p)
+        block_p = power_of_2(p, BLOCK)
+        block_c = power_of_2(c, min(BLOCK // block_p, 32))
+    blocks = divide(p, block_p)
     alone = bool(blocks <= 2)
     chunk = n if alone else max(1, min(n, 3 * device.cache // 4 // (c * p * bytes_read)))
-    units = chunk * _divide(c, block_c)
-    parts = min(MOST_PARTS, blocks, _divide(4 * device.multiprocessors, units))
+    units = chunk * divide(c, block_c)
+    parts = min(MOST_PARTS, blocks, divide(4 * device.multiprocessors, units))
     return Plan(
         block_c,
         block_p,
-        part_steps=_divide(blocks, parts),
+        part_steps=divide(blocks, parts),
         tile_steps=blocks if alone else 4,
         chunk=chunk,
         alone=alone,
@@ -94,7 +94,7 @@ def forward(
     z = like_layout(z, memory_order(z))
     y = torch.empty_like(z) if out is None else out
     mean = z.new_empty(z.shape[:2], dtype=torch.float32)
-    launches = _Launches(z, z.element_size(), cut, traced)
+    launches = Launches(z, z.element_size(), cut, traced)
     partial = launches.partial_sums()
     parameters = dict(mean=mean, gamma=gamma, beta=beta, lam=lam, partial=partial)
     for first_unit, units in launches.chunks():
@@ -130,7 +130,7 @@ def backward(
     dgamma, sum_hz = None, sum_h
     if gamma is not None:
         dgamma, sum_hz = torch.empty_like(gamma), torch.empty_like(mean)
-    launches = _Launches(g, size, cut, traced)
+    launches = Launches(g, size, cut, traced)
     partial = launches.partial_sums()
     partial_hz = partial if gamma is None else launches.partial_sums()
     common = dict(
@@ -149,10 +149,17 @@ def backward(
     return dz, dgamma, dbeta, dlam
 
 
-class _Launches:
+class Launches:
     """The launches over maps (N, C, *) that are all laid out alike; traced: a compiler watches."""
 
-    def __init__(self, maps: Tensor, bytes_read: int, cut: Plan | None, traced: bool) -> None:
+    def __init__(
+        self,
+        maps: Tensor,
+        bytes_read: int,
+        cut: Plan | None,
+        traced: bool,
+        may_be_alone: bool = True,
+    ) -> None:
         n, c, p = maps.shape[0], maps.shape[1], positions(maps)
         strides = map_strides(maps)
         if strides is None:
@@ -161,10 +168,12 @@ class _Launches:
         if cut is None:
             find = plan if traced else _remembered_plan
             cut = find(n, c, p, bool(sc == 1), bytes_read, _device(maps.device))
+        if cut.alone and not may_be_alone:
+            cut = replace(cut, alone=False)
         self.maps, self.cut, self.traced = maps, cut, traced
-        self.groups = _divide(c, cut.block_c)
-        blocks = _divide(p, cut.block_p)
-        self.parts, self.tiles = _divide(blocks, cut.part_steps), _divide(blocks, cut.tile_steps)
+        self.groups = divide(c, cut.block_c)
+        blocks = divide(p, cut.block_p)
+        self.parts, self.tiles = divide(blocks, cut.part_steps), divide(blocks, cut.tile_steps)
         even = c % cut.block_c == 0 and p % cut.block_p == 0
         self.geometry = dict(
             C=c, P=p, groups=self.groups, parts=self.parts, sn=sn, sc=sc, sp=sp,
@@ -186,38 +195,38 @@ class _Launches:
         return self.maps.new_empty(1 if self.cut.alone else count, dtype=torch.float32)
 
     def sum(self, first_unit: int, units: int, **arguments: Any) -> None:
-        self._run(
+        self.run(
             agc_sum_kernel, units * self.parts, first_unit=first_unit, steps=self.cut.part_steps,
             EVEN=self.even_parts, **self.geometry, **arguments,
         )  # fmt: skip
 
     def rewrite(self, kernel: Any, first_unit: int, units: int, **arguments: Any) -> None:
-        self._run(
+        self.run(
             kernel, units * self.tiles, first_unit=first_unit, steps=self.cut.tile_steps,
             tiles=self.tiles, ALONE=self.cut.alone, EVEN=self.even_tiles,
-            BLOCK_T=_power_of_2(self.parts, 4096 // self.cut.block_c),
+            BLOCK_T=power_of_2(self.parts, 4096 // self.cut.block_c),
             **self.geometry, **arguments,
         )  # fmt: skip
 
     def filters(self, **arguments: Any) -> None:
         n, c = self.maps.shape[:2]
-        block_c = _power_of_2(c, 32)
-        self._run(
-            agc_filters_kernel, _divide(c, block_c), N=n, C=c, BLOCK_N=_power_of_2(n, 16),
+        block_c = power_of_2(c, 32)
+        self.run(
+            agc_filters_kernel, divide(c, block_c), N=n, C=c, BLOCK_N=power_of_2(n, 16),
             BLOCK_C=block_c, num_warps=1, **arguments,
         )  # fmt: skip
 
-    def _run(self, kernel: Any, programs: int, **arguments: Any) -> None:
+    def run(self, kernel: Any, programs: int, **arguments: Any) -> None:
         with on_device(self.maps):
             (wrap_triton(kernel) if self.traced else kernel)[(programs,)](**arguments)
 
 
 # Triton's own are meant for kernels and cost ten microseconds a call outside of one.
-def _divide(a: int, b: int) -> int:
+def divide(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _power_of_2(n: int, most: int) -> int:
+def power_of_2(n: int, most: int) -> int:
     """The next power of 2, but not more than `most`."""
     p = 1
     while p < n and p < most:

@@ -1,0 +1,103 @@
+"""The end of an encoder's stage on a GPU: the launches. The kernels: agc_pool_device.py."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..activation import ACTIVATIONS
+from ..backend import map_strides
+from ..maps import like_layout, memory_order
+from ..pool import is_channels_last
+from .agc import Launches, divide, power_of_2
+from .agc_pool_device import agc_pool_backward_kernel, agc_pool_forward_kernel
+from .pool import empty_maps
+
+BLOCK_Q = 64  # windows that a program reads at once, of four positions each
+STEPS = 4
+
+
+def forward(
+    v: Tensor, beta: Tensor, lam: Tensor, activation: str, traced: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """pooled, index and the means (N, C) of v (N, C, H, W)."""
+    v = like_layout(v, memory_order(v))
+    n, c, height, width = v.shape
+    shape, last = (n, c, height // 2, width // 2), is_channels_last(v)
+    pooled = empty_maps(v, shape, v.dtype, last)
+    index = empty_maps(v, shape, torch.uint8, last)
+    mean = v.new_empty((n, c), dtype=torch.float32)
+    launches = Launches(v, v.element_size(), None, traced, may_be_alone=False)
+    partial = launches.partial_sums()
+    windows = shape[2] * shape[3]
+    tiles, geometry = _tiles(launches, windows, pooled)
+    for first_unit, units in launches.chunks():
+        launches.sum(
+            first_unit, units, g=v, kept=v, mean=mean, gamma=None, beta=beta, lam=lam,
+            partial=partial, partial_hz=partial, ACT="none", KEPT="nothing", TWO=False,
+        )  # fmt: skip
+        launches.run(
+            agc_pool_forward_kernel, units * tiles, v=v, pooled=pooled, index=index, mean=mean,
+            beta=beta, lam=lam, partial=partial, first_unit=first_unit, P=height * width,
+            windows=windows, across=shape[3], width=width, ACT=activation, **geometry,
+            **_strides(v, "s"),
+        )  # fmt: skip
+    return pooled, index, mean
+
+
+def backward(
+    g: Tensor,
+    pooled: Tensor | None,
+    index: Tensor,
+    beta: Tensor,
+    lam: Tensor,
+    mean: Tensor,
+    size: tuple[int, int],
+    activation: str,
+    channels_last: bool,
+    traced: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dv, dbeta, dlam."""
+    order = memory_order(index)
+    g = like_layout(g, order)
+    kept = g if pooled is None else like_layout(pooled, order)
+    (n, c), (height, width) = g.shape[:2], size
+    dv = empty_maps(g, (n, c, height, width), g.dtype, channels_last)
+    dbeta, dlam, sum_h = (torch.empty_like(a) for a in (beta, lam, mean))
+    launches = Launches(g, 2 * g.element_size(), None, traced, may_be_alone=False)
+    partial = launches.partial_sums()
+    launches.sum(
+        0, n * launches.groups, g=g, kept=kept, mean=mean, gamma=None, beta=beta, lam=lam,
+        partial=partial, partial_hz=partial, ACT=activation, KEPT=ACTIVATIONS[activation].needs,
+        TWO=False,
+    )  # fmt: skip
+    across = divide(width, 2)
+    windows = divide(height, 2) * across
+    tiles, geometry = _tiles(launches, windows, g)
+    launches.run(
+        agc_pool_backward_kernel, n * launches.groups * tiles, g=g, kept=kept, index=index, dv=dv,
+        lam=lam, sum_h=sum_h, partial=partial, P=height * width, windows=windows, across=across,
+        down=height // 2, right=width // 2, height=height, width=width, ACT=activation,
+        **geometry, **_strides(dv, "s"),
+    )  # fmt: skip
+    launches.filters(
+        sum_h=sum_h, sum_hz=sum_h, mean=mean, gamma=None, dgamma=None, dbeta=dbeta, dlam=dlam
+    )
+    return dv, dbeta, dlam
+
+
+def _tiles(launches: Launches, windows: int, pooled: Tensor) -> tuple[int, dict[str, Any]]:
+    """How many tiles of windows a unit has, and what both kernels are told of the cut."""
+    tiles = divide(windows, STEPS * BLOCK_Q)
+    block_c = launches.cut.block_c
+    return tiles, dict(
+        C=pooled.shape[1], groups=launches.groups, parts=launches.parts, tiles=tiles, steps=STEPS,
+        BLOCK_Q=BLOCK_Q, BLOCK_C=block_c, BLOCK_T=power_of_2(launches.parts, 4096 // block_c),
+        num_warps=max(1, min(8, 4 * BLOCK_Q * block_c // 1024)), **_strides(pooled, "o"),
+    )  # fmt: skip
+
+
+def _strides(maps: Tensor, prefix: str) -> dict[str, int]:
+    strides = map_strides(maps)
+    assert strides is not None  # both layouts that empty_maps makes have one for the positions
+    return {f"{prefix}{name}": stride for name, stride in zip("ncp", strides, strict=True)}
