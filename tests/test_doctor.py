@@ -22,15 +22,16 @@ def test_on_a_gpu_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.paths()[1].why_plain == "DEEPCONTROL_KERNELS=off"
 
 
+@pytest.mark.parametrize("factor", [1.01, torch.nan])
 def test_a_wrong_path_is_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs = doctor._outputs
 
-    def off_by_a_percent(neuron, x, g):  # type: ignore[no-untyped-def]
-        found = outputs(neuron, x, g)
-        return tuple(1.01 * a for a in found) if x.dtype == torch.float32 else found
+    def wrong(neuron, x, g):  # type: ignore[no-untyped-def]
+        *right, last = outputs(neuron, x, g)
+        return (*right, factor * last) if x.dtype == torch.float32 else (*right, last)
 
-    monkeypatch.setattr(doctor, "_outputs", off_by_a_percent)
+    monkeypatch.setattr(doctor, "_outputs", wrong)
     assert main(["doctor"]) == 1
     assert "wrong" in capsys.readouterr().out

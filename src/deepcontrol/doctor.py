@@ -73,8 +73,8 @@ def _error(device: str) -> float:
     ):
         found = _outputs(neuron, x, g)
         exact = _outputs(neuron.double(), x.double(), g.double())
-    pairs = zip(found, exact, strict=True)
-    return max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs)
+    errors = [(a.double() - b).norm() / b.norm() for a, b in zip(found, exact, strict=True)]
+    return torch.stack(errors).max().item()  # which a NaN gets through, unlike Python's max
 
 
 def _outputs(neuron: AGCConv2d, x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -171,6 +171,36 @@ def test_gain(layout: str, dtype: torch.dtype, device: str) -> None:
     assert not gain_kernels.takes(weight.transpose(0, 1))
 
 
+def test_parameters_that_lie_apart(device: str) -> None:
+    z = maps((2, 4, 3, 5), "channels_last", torch.float32, device)
+    apart = torch.randn(4, 3, device=device)
+    gamma, beta = apart[:, 0], apart[:1, 1].expand(4)
+    lam = apart[:, 2]
+    y, mean = kernels.forward(z, gamma, beta, lam, "none")
+    torch.testing.assert_close(y, reference.agc(z, gamma, beta, lam))
+    g = torch.randn_like(z)
+    found = kernels.backward(g, z, mean, gamma, beta, lam, "none")
+    leaves = [a.clone().requires_grad_() for a in (z, gamma, beta, lam)]
+    expected = torch.autograd.grad(reference.agc(*leaves), leaves, g)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    weight = torch.randn(4, 2, 3, 3, device=device)
+    scaled = gain_kernels.scale(weight, gamma, torch.float32)
+    assert torch.equal(scaled, reference.gained(weight, gamma, torch.float32))
+
+
+def test_writing_over_a_slice_stays_inside(device: str) -> None:
+    whole = torch.randn(2, 6, 3, 4, device=device)
+    before = whole.clone()
+    part = whole[:, :4]
+    beta, lam = torch.randn(4, device=device), torch.randn(4, device=device)
+    expected, _ = kernels.forward(part.clone(), None, beta, lam, "relu")
+    y, _ = kernels.forward(part, None, beta, lam, "relu", out=part)
+    assert torch.equal(y, expected)
+    assert torch.equal(part, expected)
+    assert torch.equal(whole[:, 4:], before[:, 4:])
+
+
 @pytest.fixture
 def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ops take the kernels on a CPU too, in the interpreter."""

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from deepcontrol import AGCConv2d
 from deepcontrol.train import Engine, TrainingStep
-from deepcontrol.train.step import MOST_GRAPHS, WARM_UP
+from deepcontrol.train.step import MOST_GRAPHS, WARM_UP, _host_state
 
 
 def network(device: str) -> nn.Module:
@@ -76,6 +76,36 @@ def test_compiled_on_a_cpu() -> None:
     assert_same(model, peer, 1e-4)
 
 
+def test_state_in_python_is_not_captured() -> None:
+    model = network("cpu")
+    (batch,) = batches(1, "cpu")
+    for optimiser, reason in (
+        (sgd(model), None),
+        (torch.optim.Adagrad(model.parameters()), "'step'"),
+        (torch.optim.Adam(model.parameters(), capturable=False), "'step'"),
+    ):
+        by_hand(model, optimiser, batch)
+        for state in optimiser.state.values():  # where SGD's buffers would be on a GPU
+            state.pop("momentum_buffer", None)
+        said = _host_state(optimiser)
+        assert said is None if reason is None else reason in str(said)
+
+
+def test_modes_below_the_root_count() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout(0.5))
+    step = TrainingStep(model, cross_entropy, sgd(model), "graph")
+    before = step._read_setting()
+    assert step._read_setting() == before
+    model[1].eval()
+    assert step._read_setting() != before
+
+
+def test_every_model_is_compiled_for_itself() -> None:
+    model = network("cpu")
+    first, second = (TrainingStep(model, cross_entropy, sgd(model)) for _ in range(2))
+    assert first._forward.__code__ is not second._forward.__code__
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("engine", ["eager", "compile", "graph", "compile+graph"])
@@ -89,6 +119,8 @@ def test_engines_agree(engine: Engine) -> None:
         torch.testing.assert_close(loss, by_hand(peer, optimiser, batch), rtol=1e-4, atol=1e-4)
         reasons.append(step.why_eager)
     assert_same(model, peer, 1e-3)
+    for mine, theirs in zip(model.parameters(), peer.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-3)
     captured = [reason is None for reason in reasons]
     assert captured == [engine.endswith("graph") and i >= WARM_UP for i in range(8)], reasons
 
@@ -138,6 +170,7 @@ def test_what_cannot_be_captured_runs() -> None:
         return loss * (2.0 if loss.item() > 100 else 1.0)
 
     peer = copy.deepcopy(model)
+    stream = torch.cuda.current_stream()
     step, optimiser = TrainingStep(model, looks_at_the_loss, sgd(model), "graph"), sgd(peer)
     for i, other in enumerate(batches(6, "cuda")):
         if i == WARM_UP:
@@ -148,3 +181,23 @@ def test_what_cannot_be_captured_runs() -> None:
         by_hand(peer, optimiser, other)
     assert "the capture failed" in str(step.why_eager)
     assert_same(model, peer, 1e-3)
+    assert torch.cuda.current_stream() == stream
+    nn.functional.dropout(torch.ones(8, device="cuda"))  # the generator is not left in a capture
+    before = torch.cuda.memory_allocated()
+    large = torch.empty(1 << 24, device="cuda")
+    del large
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+def test_what_is_not_on_the_device_is_not_frozen() -> None:
+    model = network("cuda")
+
+    def weighted(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return weight * cross_entropy(logits, labels)
+
+    step = TrainingStep(model, weighted, sgd(model, lr=0.0), "graph")
+    (batch,) = batches(1, "cuda")
+    losses = [step(*batch, torch.tensor(float(i))).item() for i in range(6)]
+    assert "not a tensor on cuda" in str(step.why_eager)
+    torch.testing.assert_close(losses[5], 5 * losses[1], rtol=1e-3, atol=1e-3)

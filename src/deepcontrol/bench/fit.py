@@ -5,6 +5,7 @@ not part of it.
 """
 
 import gc
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -39,7 +40,9 @@ def fits(case: Case) -> bool:
     """Whether it trains; and nothing of the attempt is left."""
     try:
         train_twice(case)
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:  # cuDNN and cuBLAS have words of their own for it
+        if not re.search(r"out of memory|alloc_failed|not_initialized", str(error), re.IGNORECASE):
+            raise
         fitted = False
     else:
         fitted = True

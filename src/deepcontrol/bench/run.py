@@ -15,7 +15,6 @@ from rich.progress import Progress
 
 from .cases import NETWORKS, Case, network_cases, tier, wanted
 from .check import check_network
-from .contenders import BYTE_POOLING
 from .cpu import cpu_sets, measure_set
 from .fit import measure_fit
 from .measure import measure_step
@@ -133,17 +132,11 @@ def cpu_turns(settings: Bench) -> list[Turn]:
 
 
 def holds(row: Row, here: Row) -> bool:
-    """Whether an old row is what would be measured here and now.
-
-    An error is tried again. A stock peer runs none of the code that a new source may have changed.
-    """
+    """Whether an old row is what would be measured here and now; an error is tried again."""
     if "error" in row:
         return False
-    same = [k for k in here if k not in ("source", "run", "date")]
-    stock = row["group"] in NETWORKS and row["contender"] not in BYTE_POOLING
-    return all(row.get(k) == here[k] for k in same if here[k]) and (
-        stock or row.get("source") == here["source"]
-    )
+    same = [k for k in here if k not in ("run", "date")]
+    return all(row.get(k) == here[k] for k in same if here[k])
 
 
 def is_done(turn: Turn, rows: Sequence[Row]) -> bool:

@@ -6,6 +6,7 @@ it says. DEEPCONTROL_KERNELS=off, read at each call, forces the plain path.
 
 import functools
 import importlib.util
+import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -27,6 +28,8 @@ def why_plain(z: Tensor) -> str | None:
         return f"the kernels take bf16, fp16 and fp32, not {z.dtype}"
     if z.numel() == 0:
         return "there is nothing to compute"
+    if max(z.shape[0] * z.shape[1], math.prod(z.shape[2:])) >= 2**31:
+        return "the kernels count maps and positions in 32 bits"
     if map_strides(z) is None:
         return f"the positions of a map are not evenly spaced in memory: strides {z.stride()}"
     return None

@@ -6,6 +6,8 @@ same memory, the same learning rate. So a step is captured only while all of tha
 and everything that changes, or cannot be captured at all, runs eagerly with the same result.
 """
 
+import contextlib
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
@@ -32,6 +34,8 @@ class TrainingStep:
     runs eagerly. A new learning rate makes a new capture, so a schedule that changes it at every
     step is never captured, unless it is a tensor (SGD(fused=True) takes one), changed in place.
 
+    What a graph cannot see is a Python attribute: after changing, say, a dropout's p, call reset().
+
     The returned loss is detached. Gradients are left in .grad, as after optimiser.step().
     """
 
@@ -44,29 +48,32 @@ class TrainingStep:
         autocast: torch.dtype | None = None,
     ) -> None:
         if engine not in get_args(Engine):
-            raise ValueError(
-                f"unknown engine {engine!r}: choose one of {', '.join(get_args(Engine))}"
-            )
+            engines = ", ".join(get_args(Engine))
+            raise ValueError(f"unknown engine {engine!r}: choose one of {engines}")
         self.model, self.optimiser, self.engine, self.autocast = model, optimiser, engine, autocast
         self.why_eager: str | None = None  # why the last step was not replayed from a graph
         self._loss = loss
-        self._forward = self._plain_forward
+        self._forward = _forward_of(model, loss)
         if engine.startswith("compile"):
-            self._forward = torch.compile(self._plain_forward, fullgraph=True)
+            self._forward = torch.compile(self._forward, fullgraph=True)
         self._refused = None if engine.endswith("graph") else f"the engine is {engine!r}"
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was captured: the next steps warm up and capture anew."""
         self._graphs: dict[Any, _Graph] = {}
         self._runs: dict[Any, int] = {}  # eager steps so far of what is not captured yet
+        self._too_large: set[Any] = set()
         self._setting: Any = None
 
-    def __call__(self, inputs: Tensor, *targets: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor, *targets: Any) -> Tensor:
         batch = (inputs, *targets)
-        self.why_eager = self._refused or _cannot_capture(inputs, self.optimiser)
+        self.why_eager = self._refused or _cannot_capture(batch, self.model, self.optimiser)
         if self.why_eager is None:
             setting = self._read_setting()
             if setting != self._setting:  # what was captured would go on with the old one
+                self.reset()
                 self._setting = setting
-                self._graphs.clear()
-                self._runs.clear()
             shapes = tuple((a.shape, a.dtype, a.stride()) for a in batch)
             if shapes in self._graphs or self._capture(shapes, batch):
                 return self._graphs[shapes].replay(batch)
@@ -76,20 +83,30 @@ class TrainingStep:
         runs = self._runs[shapes] = self._runs.get(shapes, 0) + 1
         if runs <= WARM_UP:
             self.why_eager = f"warming up: step {runs} of {WARM_UP} like this"
-            return False
-        if len(self._graphs) == MOST_GRAPHS:
+        elif len(self._graphs) == MOST_GRAPHS:
             self.why_eager = f"{MOST_GRAPHS} other shapes have a graph already"
+        elif shapes in self._too_large:
+            self.why_eager = "there is too little memory for a graph of these shapes"
+        else:
+            self.why_eager = _host_state(self.optimiser)
+        if self.why_eager is not None:
             return False
         try:
             self._graphs[shapes] = _Graph(self._eager, self.optimiser, batch)
+        except torch.OutOfMemoryError:
+            self._too_large.add(shapes)
+            self.why_eager = "there is too little memory for a graph of these shapes"
+            return False
         except RuntimeError as error:
             # Nothing has run: a capture only records. What cannot be recorded runs as it is.
+            self.reset()
             self._refused = self.why_eager = f"the capture failed: {str(error).splitlines()[0]}"
             warnings.warn(f"training goes on eagerly: {self.why_eager}", stacklevel=3)
             return False
+        self._setting = self._read_setting()
         return True
 
-    def _eager(self, *batch: Tensor) -> Tensor:
+    def _eager(self, *batch: Any) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
         with torch.autocast(batch[0].device.type, self.autocast, enabled=self.autocast is not None):
             loss = self._forward(*batch)
@@ -97,21 +114,24 @@ class TrainingStep:
         self.optimiser.step()
         return loss.detach()
 
-    def _plain_forward(self, inputs: Tensor, *targets: Tensor) -> Tensor:
-        return self._loss(self.model(inputs), *targets)
-
     def _read_setting(self) -> Any:
-        """What a graph holds fixed beside the batch: hyperparameters, mode, addresses."""
+        """What a graph holds fixed beside the batch: hyperparameters, modes, addresses."""
         groups = [
             tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in g.items() if k != "params")
             for g in self.optimiser.param_groups
         ]
+        optimised = [id(p) for g in self.optimiser.param_groups for p in g["params"]]
+        modules = [*self.model.modules()]
+        if isinstance(self._loss, nn.Module):
+            modules += self._loss.modules()
+        modes = [m.training for m in modules]
         addresses = [
             (a.data_ptr(), a.requires_grad)
             for a in (*self.model.parameters(), *self.model.buffers())
         ]
-        state = [a.data_ptr() for a in _tensors(self.optimiser) if a.is_cuda]
-        return groups, addresses, state, self.model.training
+        # The optimiser makes its state in the first steps: it counts once there is a graph.
+        state = [a.data_ptr() for a in _state(self.optimiser)] if self._graphs else None
+        return groups, optimised, modes, addresses, state
 
 
 class _Graph:
@@ -121,28 +141,83 @@ class _Graph:
         optimiser: torch.optim.Optimizer,
         batch: tuple[Tensor, ...],
     ) -> None:
+        device = batch[0].device
         self.batch = [a.clone() for a in batch]
         optimiser.zero_grad(set_to_none=True)  # so that the gradients are the graph's own
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.loss = step(*self.batch)
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream(device)
+        try:
+            # thread_local: other threads, such as a loader that pins memory, go on meanwhile.
+            with torch.cuda.device(device), torch.cuda.graph(
+                self.graph,
+                pool=pool,
+                stream=torch.cuda.Stream(device),
+                capture_error_mode="thread_local",
+            ):  # fmt: skip
+                self.loss = step(*self.batch)
+        except RuntimeError:
+            torch.cuda.set_stream(stream)  # torch does not come back to it by itself
+            _abandon(pool, device)
+            raise
+        parameters = (p for group in optimiser.param_groups for p in group["params"])
+        self.gradients = [(p, p.grad) for p in parameters]
 
     def replay(self, batch: tuple[Tensor, ...]) -> Tensor:
         for own, given in zip(self.batch, batch, strict=True):
             own.copy_(given, non_blocking=True)
         self.graph.replay()
+        for parameter, gradient in self.gradients:  # after steps of other shapes, not there
+            parameter.grad = gradient
         return self.loss.clone()  # the next replay writes over it
 
 
-def _cannot_capture(inputs: Tensor, optimiser: torch.optim.Optimizer) -> str | None:
-    if not inputs.is_cuda:
-        return f"CUDA graphs need a CUDA device, the batch is on {inputs.device}"
+def _abandon(pool: Any, device: torch.device) -> None:
+    """Give back the memory of a capture that failed, which torch keeps as if it went on."""
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        give_back = getattr(torch._C, name, None)
+        with contextlib.suppress(RuntimeError):
+            if give_back is not None:
+                give_back(device.index, pool)
+
+
+def _forward_of(model: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forward(inputs: Tensor, *targets: Any) -> Tensor:
+        return loss(model(inputs), *targets)
+
+    # With code of its own: the compiler counts recompilations by code, over a process's models.
+    own = types.FunctionType(
+        forward.__code__.replace(), forward.__globals__, "forward", None, forward.__closure__
+    )
+    return own
+
+
+def _cannot_capture(
+    batch: tuple[Any, ...], model: nn.Module, optimiser: torch.optim.Optimizer
+) -> str | None:
+    device = batch[0].device
+    if device.type != "cuda":
+        return f"CUDA graphs need a CUDA device, the batch is on {device}"
+    if not all(isinstance(a, Tensor) and a.device == device for a in batch):
+        return f"a target that is not a tensor on {device} would be frozen in a graph"
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return "DistributedDataParallel is not captured"
     for group in optimiser.param_groups:
         if group.get("capturable") is False:
             return f"{type(optimiser).__name__} can be captured only with capturable=True"
     return None
 
 
-def _tensors(optimiser: torch.optim.Optimizer) -> Iterator[Tensor]:
+def _host_state(optimiser: torch.optim.Optimizer) -> str | None:
+    """Why an optimiser cannot be captured whose state a graph would freeze: counters in Python."""
+    if any(group.get("capturable") for group in optimiser.param_groups):
+        return None
     for state in optimiser.state.values():
-        yield from (a for a in state.values() if isinstance(a, Tensor))
+        for name, value in state.items():
+            if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.is_cpu):
+                return f"{type(optimiser).__name__} keeps its {name!r} where a graph cannot see it"
+    return None
+
+
+def _state(optimiser: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimiser.state.values():
+        yield from (a for a in state.values() if isinstance(a, Tensor) and a.is_cuda)

@@ -91,7 +91,13 @@ def forward(
     traced: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y and the means (N, C); y is written to `out` where given, which may be z itself."""
-    z = like_layout(z, memory_order(z))
+    dense = like_layout(z, memory_order(z))
+    if out is not None and dense is not z:  # not laid out as the kernel will write
+        y, mean = forward(dense, gamma, beta, lam, activation, None, cut, traced)
+        return out.copy_(y), mean
+    z = dense
+    gamma = None if gamma is None else gamma.contiguous()
+    beta, lam = beta.contiguous(), lam.contiguous()
     y = torch.empty_like(z) if out is None else out
     mean = z.new_empty(z.shape[:2], dtype=torch.float32)
     launches = Launches(z, z.element_size(), cut, traced)
@@ -126,6 +132,8 @@ def backward(
     g = like_layout(g, layout)
     size = g.element_size() + (0 if kept is None else kept.element_size())
     kept = g if kept is None else like_layout(kept, layout)
+    gamma = None if gamma is None else gamma.contiguous()
+    beta, lam = beta.contiguous(), lam.contiguous()
     dz, dbeta, dlam, sum_h = (torch.empty_like(a) for a in (g, beta, lam, mean))
     dgamma, sum_hz = None, sum_h
     if gamma is not None:

@@ -22,6 +22,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """pooled, index and the means (N, C) of v (N, C, H, W)."""
     v = like_layout(v, memory_order(v))
+    beta, lam = beta.contiguous(), lam.contiguous()
     n, c, height, width = v.shape
     shape, last = (n, c, height // 2, width // 2), is_channels_last(v)
     pooled = empty_maps(v, shape, v.dtype, last)
@@ -61,6 +62,7 @@ def backward(
     order = memory_order(index)
     g = like_layout(g, order)
     kept = g if pooled is None else like_layout(pooled, order)
+    beta, lam = beta.contiguous(), lam.contiguous()
     (n, c), (height, width) = g.shape[:2], size
     dv = empty_maps(g, (n, c, height, width), g.dtype, channels_last)
     dbeta, dlam, sum_h = (torch.empty_like(a) for a in (beta, lam, mean))

@@ -54,16 +54,17 @@ def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
     scaled = torch.empty_like(weight, dtype=dtype)
     length = weight[0].numel()
     grid = (weight.shape[0], -(-length // BLOCK))
-    _run(_scale, grid, weight=weight, gain=gain, scaled=scaled, length=length)
+    _run(_scale, grid, weight=weight, gain=gain.contiguous(), scaled=scaled, length=length)
     return scaled
 
 
 def scale_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
     """dW and dgamma."""
     dscaled = like_layout(dscaled, memory_order(weight))
-    dweight, dgain = torch.empty_like(weight), torch.empty_like(gain)
+    dweight = torch.empty_like(weight)
+    dgain = gain.new_empty(gain.shape)
     _run(
-        _scale_backward, (weight.shape[0],), weight=weight, gain=gain, dscaled=dscaled,
+        _scale_backward, (weight.shape[0],), weight=weight, gain=gain.contiguous(), dscaled=dscaled,
         dweight=dweight, dgain=dgain, length=weight[0].numel(),
     )  # fmt: skip
     return dweight, dgain
