@@ -133,6 +133,12 @@ def test_every_run_gives_the_same_bits() -> None:
         y, mean = kernels.forward(z, None, beta, lam, "relu")
         again = (y, mean, *kernels.backward(g, y, mean, None, beta, lam, "relu"))
         assert all(a is b is None or torch.equal(a, b) for a, b in zip(again, first, strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # in chunks, here
+        y, mean = kernels.forward(z, None, beta, lam, "relu")
+        again = (y, mean, *kernels.backward(g, y, mean, None, beta, lam, "relu"))
+    graph.replay()
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(again, first, strict=True))
 
 
 @pytest.mark.gpu

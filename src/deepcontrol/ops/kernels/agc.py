@@ -193,8 +193,15 @@ class Launches:
         self.even_tiles = bool(even and blocks % cut.tile_steps == 0)
 
     def chunks(self) -> list[tuple[int, int]]:
-        """(first unit, units) of each chunk of samples, the last one first."""
+        """(first unit, units) of each chunk of samples, the last one first.
+
+        Eager mode gets all in one: there a launch costs more time than the cache saves. The plan is
+        the same, and so are the results, to the bit.
+        """
         n, size = self.maps.shape[0], self.cut.chunk
+        cheap = self.traced or not self.maps.is_cuda or torch.cuda.is_current_stream_capturing()
+        if not cheap:
+            return [(0, n * self.groups)]
         starts = range(0, n, size)
         return [(s * self.groups, min(size, n - s) * self.groups) for s in reversed(starts)]
 
