@@ -12,6 +12,9 @@ sum (`agc_sum_kernel`), and then into tiles, which programs rewrite after adding
 
 Sums are partial sums added in a fixed order, and there are no atomics: results do not vary from run
 to run.
+
+first_unit is where a chunk begins. Triton would compile a kernel anew for some of its values, and
+while a graph is captured that cannot be: so it must not look at it.
 """
 
 import triton
@@ -148,7 +151,7 @@ def _sum_of_parts(at, parts, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr):
     return tl.sum(total, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_unit"])
 def agc_sum_kernel(
     g, kept, mean, gamma, beta, lam, partial, partial_hz, first_unit, C, P, groups, parts, steps,
     sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr,
@@ -168,7 +171,7 @@ def agc_sum_kernel(
         tl.store(_parts(partial_hz, unit, parts, BLOCK_C) + part * BLOCK_C, s_hz)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_unit"])
 def agc_forward_kernel(
     z, y, mean, gamma, beta, lam, partial, first_unit, C, P, groups, parts, tiles, steps,
     sn, sc, sp, ACT: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
@@ -200,7 +203,7 @@ def agc_forward_kernel(
         tl.store(y + at, _act(u, ACT).to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_unit"])
 def agc_backward_kernel(
     g, kept, dz, mean, gamma, beta, lam, sum_h, sum_hz, partial, partial_hz, first_unit, C, P,
     groups, parts, tiles, steps, sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr,

@@ -17,7 +17,7 @@ def _window(q, across, width, sp):
     return i, j, (2 * i * width + 2 * j).to(tl.int64) * sp
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_unit"])
 def agc_pool_forward_kernel(
     v, pooled, index, mean, beta, lam, partial, first_unit, C, P, groups, parts, tiles, steps,
     windows, across, width, sn, sc, sp, on, oc, op, ACT: tl.constexpr,
