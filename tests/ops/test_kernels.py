@@ -245,6 +245,18 @@ def test_second_derivatives_leave_the_kernels(request: pytest.FixtureRequest) ->
     torch.testing.assert_close(curvature(), expected, rtol=1e-4, atol=1e-5)
 
 
+class _SaysItIsOnCuda:
+    """A tensor without memory whose only lie is where it is."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tensor, name)
+
+
 class TestBackend:
     def test_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "not on cpu" in str(backend.why_plain(torch.ones(1, 1, 1)))
@@ -253,6 +265,18 @@ class TestBackend:
         monkeypatch.setenv("DEEPCONTROL_KERNELS", "of")
         with pytest.raises(ValueError, match="on or off, not 'of'"):
             backend.why_no_kernels(None)
+
+    def test_does_not_count_too_far(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backend, "why_no_kernels", lambda device: None)
+
+        def why(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
+            z = torch.empty_strided(shape, strides, device="meta")
+            return backend.why_plain(_SaysItIsOnCuda(z))  # type: ignore[arg-type]
+
+        assert why((2, 3, 4, 4), (48, 16, 4, 1)) is None
+        assert "32 bits" in str(why((1 << 16, 1 << 15), (1 << 15, 1)))
+        assert "32 bits" in str(why((1 << 10, 1 << 9, 8, 8), (1 << 9, 1, 1 << 22, 1 << 19)))
+        assert "32 bits" in str(why((1 << 20, 2, 8, 8), (64, 1 << 26, 8, 1)))
 
     @pytest.mark.gpu
     def test_takes_what_it_can_and_no_more(self, monkeypatch: pytest.MonkeyPatch) -> None:

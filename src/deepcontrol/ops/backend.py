@@ -28,10 +28,13 @@ def why_plain(z: Tensor) -> str | None:
         return f"the kernels take bf16, fp16 and fp32, not {z.dtype}"
     if z.numel() == 0:
         return "there is nothing to compute"
-    if max(z.shape[0] * z.shape[1], math.prod(z.shape[2:])) >= 2**31:
-        return "the kernels count maps and positions in 32 bits"
-    if map_strides(z) is None:
+    strides, positions = map_strides(z), math.prod(z.shape[2:])
+    if strides is None:
         return f"the positions of a map are not evenly spaced in memory: strides {z.stride()}"
+    # A program takes up to 2^13 positions of one map, or up to 2^5 maps that are small.
+    far = strides[2] >= 2**18 or (positions < 2**13 and strides[1] >= 2**26)
+    if far or max(z.shape[0] * z.shape[1], positions) >= 2**31:
+        return "the kernels count in 32 bits within a block of maps"
     return None
 
 
