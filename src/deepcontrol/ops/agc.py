@@ -26,7 +26,7 @@ from .maps import (
     over_maps,
     positions,
 )
-from .tracing import compiles_with_ops, is_batched, wants_plain_ops
+from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
 
 
 def agc(
@@ -84,10 +84,12 @@ def backward(
     bias: Tensor,
     mean_scale: Tensor,
     mean: Tensor,
+    grad_mean: Tensor | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dz, dweight, dbias, dmean_scale at first order."""
-    if takes_kernels(g, traced) and takes_kernels(z, traced):
+    """dz, dweight, dbias, dmean_scale; the plain form is differentiable again: see center.py."""
+    again = not traced and wants_derivatives(g, grad_mean)
+    if not again and takes_kernels(g, traced) and takes_kernels(z, traced):
         from .kernels import agc as kernels
 
         dz, dweight, dbias, dscale = kernels.backward(
@@ -95,22 +97,6 @@ def backward(
         )
         assert dweight is not None
         return dz, dweight, dbias, dscale
-    return _differentiable_backward(g, z, weight, bias, mean_scale, mean, None)
-
-
-def _differentiable_backward(
-    g: Tensor,
-    z: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    mean_scale: Tensor,
-    mean: Tensor,
-    grad_mean: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same in plain torch, so that a second derivative is this function's own autograd.
-
-    A second derivative reaches z through the mean, which has a gradient of its own then.
-    """
     sum_g = map_sum(g)
     dz = (g - over_maps(mean_scale * sum_g / positions(z), g)) * over_maps(weight, g)
     if grad_mean is not None:
@@ -140,7 +126,4 @@ class _AGC(torch.autograd.Function):
         g, grad_mean = grads
         z, weight, bias, mean_scale, mean = ctx.saved_tensors
         g = torch.zeros_like(z) if g is None else like_layout(g, ctx.order)
-        of = (g, z, weight, bias, mean_scale, mean)
-        if torch.is_grad_enabled() or grad_mean is not None or is_batched(g):
-            return _differentiable_backward(*of, grad_mean)
-        return backward(*of)
+        return backward(g, z, weight, bias, mean_scale, mean, grad_mean)

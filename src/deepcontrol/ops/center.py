@@ -30,7 +30,7 @@ from .maps import (
     over_maps,
     positions,
 )
-from .tracing import compiles_with_ops, is_batched, wants_plain_ops
+from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
 
 
 def center_bias_act(
@@ -85,32 +85,22 @@ def backward(
     mean_scale: Tensor,
     mean: Tensor,
     activation: str,
+    grad_mean: Tensor | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dv, dbias, dmean_scale at first order."""
-    if takes_kernels(g, traced) and (kept is None or takes_kernels(kept, traced)):
+    """dv, dbias, dmean_scale.
+
+    The plain form is differentiable: a second derivative is its own autograd. That one reaches v
+    through the mean, which has a gradient then, grad_mean.
+    """
+    again = not traced and wants_derivatives(g, grad_mean)
+    if not again and takes_kernels(g, traced) and (kept is None or takes_kernels(kept, traced)):
         from .kernels import agc as kernels
 
         dv, _, dbias, dscale = kernels.backward(
             g, kept, mean, None, bias, mean_scale, activation, traced=traced
         )
         return dv, dbias, dscale
-    return _differentiable_backward(g, kept, bias, mean_scale, mean, activation, None)
-
-
-def _differentiable_backward(
-    g: Tensor,
-    kept: Tensor | None,
-    bias: Tensor,
-    mean_scale: Tensor,
-    mean: Tensor,
-    activation: str,
-    grad_mean: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in plain torch, so that a second derivative is this function's own autograd.
-
-    A second derivative reaches v through the mean, which has a gradient of its own then.
-    """
     act = ACTIVATIONS[activation]
     if act.needs == "input":
         assert kept is not None
@@ -159,7 +149,5 @@ class _CenterBiasAct(torch.autograd.Function):
         output_or_input, bias, mean_scale, mean = ctx.saved_tensors
         g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
         g = like_layout(g, ctx.order)
-        of = (g, output_or_input, bias, mean_scale, mean, ctx.activation)
-        if torch.is_grad_enabled() or grad_mean is not None or is_batched(g):
-            return *_differentiable_backward(*of, grad_mean), None, None
+        of = (g, output_or_input, bias, mean_scale, mean, ctx.activation, grad_mean)
         return *backward(*of), None, None

@@ -24,7 +24,7 @@ from .maps import check_maps, map_sum, over_maps, positions
 from .pool import is_channels_last, max_pool2x2, place, run_pool
 from .pool_plain import laid_out
 from .pool_plain import pool as plain_pool
-from .tracing import compiles_with_ops, is_batched, wants_plain_ops
+from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
 
 
 def center_bias_act_pool(
@@ -78,32 +78,17 @@ def backward_pool(
     size: tuple[int, int],
     activation: str,
     channels_last: bool,
+    grad_mean: Tensor | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dv, dbias, dmean_scale at first order."""
-    if takes_kernels(g, traced):
+    """dv, dbias, dmean_scale; the plain form is differentiable again: see center.py."""
+    again = not traced and wants_derivatives(g, grad_mean)
+    if not again and takes_kernels(g, traced):
         from .kernels import agc_pool as kernels
 
         return kernels.backward(
             g, pooled, index, bias, mean_scale, mean, size, activation, channels_last, traced=traced
         )
-    of = (g, pooled, index, bias, mean_scale, mean, size, activation, channels_last)
-    return _differentiable_backward(*of, None)
-
-
-def _differentiable_backward(
-    g: Tensor,
-    pooled: Tensor | None,
-    index: Tensor,
-    bias: Tensor,
-    mean_scale: Tensor,
-    mean: Tensor,
-    size: tuple[int, int],
-    activation: str,
-    channels_last: bool,
-    grad_mean: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in plain torch, differentiable again: see center.py."""
     h = ACTIVATIONS[activation].backward(g, pooled)  # type: ignore[arg-type]
     sum_h = map_sum(h)
     background = mean_scale * sum_h
@@ -140,7 +125,5 @@ class _CenterBiasActPool(torch.autograd.Function):
         kept, index, bias, mean_scale, mean = ctx.saved_tensors
         if g is None:
             g = bias.new_zeros(index.shape) if kept is None else torch.zeros_like(kept)
-        of = (g, kept, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last)
-        if torch.is_grad_enabled() or grad_mean is not None or is_batched(g):
-            return *_differentiable_backward(*of, grad_mean), None
+        of = (g, kept, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last, grad_mean)
         return *backward_pool(*of), None

@@ -14,7 +14,7 @@ from torch import Tensor
 from . import reference
 from .backend import takes_kernels
 from .maps import accumulate_dtype
-from .tracing import is_batched, wants_plain_ops
+from .tracing import wants_derivatives, wants_plain_ops
 
 
 def gain_conv(
@@ -104,8 +104,7 @@ def _scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _scale_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
     """dW = gamma dV and dgamma = <W, dV>; differentiable where somebody differentiates again."""
-    again = torch.is_grad_enabled() or is_batched(dscaled)
-    if not again and takes_kernels(weight):
+    if not wants_derivatives(dscaled) and takes_kernels(weight):
         from .kernels import gain as kernels
 
         if kernels.takes(weight):

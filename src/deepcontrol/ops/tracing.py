@@ -31,6 +31,11 @@ def is_batched(grad: Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(grad)
 
 
+def wants_derivatives(grad: Tensor, grad_mean: Tensor | None = None) -> bool:
+    """Whether a backward must be plain torch: somebody differentiates it, or has many in one."""
+    return torch.is_grad_enabled() or grad_mean is not None or is_batched(grad)
+
+
 def _register_ops() -> bool:
     """Register the ops for torch.compile; False without Triton.
 
