@@ -29,7 +29,7 @@ MODEL, STATE, DIGEST = "model.safetensors", "state.pt", "digest.json"
 LAST, PREVIOUS, BEST = "last", "previous", "best"
 
 
-class CheckpointError(Exception):
+class CheckpointError(OSError):
     """A checkpoint that is torn, changed, missing or cannot be written: which file, and why."""
 
 

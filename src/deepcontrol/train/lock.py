@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class RunInUseError(Exception):
+class RunInUseError(OSError):
     """Somebody else is at work in that folder."""
 
 
