@@ -83,11 +83,31 @@ def joined(device: torch.device) -> Iterator[Group]:
         torch.cuda.set_device(device)
     # gloo as well, with a GPU: what the processes agree on must not wait for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE)
-    yield Group(device, dist.get_rank(), dist.get_world_size())
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        backend, store=store_of_this_life(world), rank=rank, world_size=world, timeout=PATIENCE
+    )
+    yield Group(device, rank, world)
     # Not after an error: the others may be gone, and the goodbye would wait for them.
     dist.barrier()
     dist.destroy_process_group()
+
+
+def store_of_this_life(world: int) -> dist.Store:
+    """Where the processes find each other, apart from what those before a restart left there.
+
+    After an elastic restart torchrun's store is the same one as before, and torch looks for its
+    peers under the names that the dead ones have written.
+    """
+    agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world_size=world,
+        is_master=not agent_has_it and os.environ["RANK"] == "0",
+        timeout=PATIENCE,
+    )
+    return dist.PrefixStore(f"life{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 # Below, torch's modules for sharding are imported where a run is sharded: they take a second.
