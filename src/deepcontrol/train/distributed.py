@@ -93,21 +93,22 @@ def joined(device: torch.device) -> Iterator[Group]:
     dist.destroy_process_group()
 
 
-def store_of_this_life(world: int) -> dist.Store:
+def store_of_this_life(world: int) -> Any:
     """Where the processes find each other, apart from what those before a restart left there.
 
     After an elastic restart torchrun's store is the same one as before, and torch looks for its
     peers under the names that the dead ones have written.
     """
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         world_size=world,
         is_master=not agent_has_it and os.environ["RANK"] == "0",
         timeout=PATIENCE,
     )
-    return dist.PrefixStore(f"life{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"life{life}", store)  # type: ignore[attr-defined]
 
 
 # Below, torch's modules for sharding are imported where a run is sharded: they take a second.
