@@ -29,9 +29,10 @@ class Train:
 
     The run folder gets the configuration, a line of metrics an epoch, TensorBoard's events,
     pictures and checkpoints. The same --out again continues from its last checkpoint with the
-    configuration it was started with; a flag that would change the run is refused. The exit code
-    is 0 when all epochs are done, 1 after an error, 2 for a wrong flag, 130 and 143 after SIGINT and
-    SIGTERM: those finish the step and save first, and a second SIGINT leaves at once.
+    configuration it was started with; a flag that would change the run is refused.
+
+    The exit code is 0 when all epochs are done, 1 after an error, 2 for a wrong flag, 130 and 143
+    after SIGINT and SIGTERM: those finish the step and save first. A second SIGINT leaves at once.
 
     On several GPUs: torchrun --nproc-per-node 8 -m deepcontrol train ...
     """
