@@ -30,7 +30,6 @@ from deepcontrol.train.interrupts import Interrupts
 from deepcontrol.train.loop import save, train_rest_of_epoch
 from deepcontrol.train.progress import Show
 from deepcontrol.train.run import Run, open_run
-from deepcontrol.train.trouble import raise_if_not_finite
 
 RATE = 1e-4  # many epochs over few images: the network should stay sane
 
@@ -60,7 +59,6 @@ def bare_steps(run: Run) -> None:
 def one_epoch(run: Run) -> None:
     save(run)  # of the epoch before: it is written while this one goes on
     train_rest_of_epoch(run)
-    raise_if_not_finite(run)
     run.enter_next_epoch(error=1.0)
 
 

@@ -54,7 +54,7 @@ def test_eval_gives_what_training_gave(whole: Path, capsys: pytest.CaptureFixtur
 def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["eval", str(run)], "is no run folder"),
-        (["train", "--out", str(run), "--fsdp", "--train-limit", "7"], "torchrun"),
+        (command(run, fsdp=""), "torchrun"),
     ):
         assert main(words) == 1
         (line,) = capsys.readouterr().err.splitlines()

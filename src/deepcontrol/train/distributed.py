@@ -61,6 +61,14 @@ class Group:
         dist.all_gather_object(values, value)
         return values
 
+    def from_first(self, value: T) -> T:
+        """The first process's value."""
+        if self.world == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, device=torch.device("cpu"))
+        return values[0]
+
     def shares(self, labels: Tensor, images: int) -> Tensor:
         """What this process's mean over pixels, and over images, counts in the whole batch's.
 
@@ -87,9 +95,10 @@ def joined(device: torch.device) -> Iterator[Group]:
     dist.init_process_group(
         backend, store=store_of_this_life(world), rank=rank, world_size=world, timeout=PATIENCE
     )
-    yield Group(device, rank, world)
+    group = Group(device, rank, world)
+    yield group
     # Not after an error: the others may be gone, and the goodbye would wait for them.
-    dist.barrier()
+    group.highest(0)
     dist.destroy_process_group()
 
 
@@ -114,14 +123,16 @@ def store_of_this_life(world: int) -> Any:
 # Below, torch's modules for sharding are imported where a run is sharded: they take a second.
 
 
-def shard_(model: nn.Module) -> nn.Module:
+def shard_(model: nn.Module, group: Group) -> nn.Module:
     """FSDP2, in place: each layer that has parameters of its own is gathered when it is used."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh = init_device_mesh(group.device.type, (group.world,))
     for module in list(model.modules()):
         if module is not model and next(module.parameters(recurse=False), None) is not None:
-            fully_shard(module)
-    fully_shard(model)
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model
 
 
