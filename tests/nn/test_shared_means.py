@@ -1,4 +1,4 @@
-"""Tiles that share means give the whole image's output; layers that are given a mean subtract it."""
+"""Tiles that share means give the whole image's output; a mean that is given is subtracted."""
 
 from collections.abc import Callable
 

@@ -18,7 +18,6 @@ import math
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..ops.maps import accumulate_dtype
@@ -37,6 +36,7 @@ class SharedMeans:
     left to count: the outputs of the last pass are those of the whole image, as far as the tiles'
     own borders don't reach. Layers are told apart by the order in which they are called.
 
+    >>> import torch
     >>> from deepcontrol import AGCConv2d
     >>> model = AGCConv2d(3, 8, 3, padding=1)
     >>> image = torch.randn(1, 3, 64, 64)
