@@ -17,11 +17,11 @@ from torch import nn
 
 from deepcontrol import he_init_
 from deepcontrol.bench.record import write
-from deepcontrol.cli import parse_size
 from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.losses import class_weights, pixel_cross_entropy
 from deepcontrol.metrics import ConfusionMatrix
 from deepcontrol.models import SegNet
+from deepcontrol.sizes import parse_size
 
 
 def pixel_network(classes: int) -> nn.Module:

@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 from deepcontrol.bench.record import write
-from deepcontrol.cli import parse_size
 from deepcontrol.data import Augment, Batch, Batches, open_source, prepare
 from deepcontrol.data.streets import render
 from deepcontrol.losses import pixel_cross_entropy
 from deepcontrol.models import SegNet
+from deepcontrol.sizes import parse_size
 
 AUGMENTATIONS = {
     "flip and crop": Augment(),

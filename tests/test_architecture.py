@@ -24,10 +24,13 @@ ALLOWED: dict[str, set[str]] = {
     "data": set(),
     "losses": {"data"},
     "metrics": {"data"},
-    "train": set(),
+    "optim": set(),
+    "sizes": set(),
+    "train": {"data", "losses", "metrics", "models", "nn", "optim", "sizes", "__version__"},
     "doctor": {"ops", "nn", "__version__"},
     "bench": {"models", "nn", "ops", "train"},
-    "cli": {"bench", "data", "doctor"},
+    "predict": {"data", "nn", "sizes", "train"},
+    "cli": {"bench", "data", "doctor", "predict", "sizes", "train"},
     "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "__init__"}

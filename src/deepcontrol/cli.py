@@ -1,8 +1,10 @@
 """The command line: dataclasses that say what a command takes, and a function that runs each."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -15,30 +17,11 @@ from .bench import Bench, run_bench
 from .data import open_source
 from .data.check import check
 from .data.sheet import contact_sheet
-
-
-def parse_size(text: str) -> tuple[int, int]:
-    """HxW as (height, width).
-
-    >>> parse_size("256x512")
-    (256, 512)
-    """
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(p.isdigit() and int(p) > 0 for p in parts):
-        raise ValueError(f"a size is HEIGHTxWIDTH, as in 256x512, not {text!r}")
-    return int(parts[0]), int(parts[1])
-
-
-Size = Annotated[
-    tuple[int, int],
-    tyro.constructors.PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="HxW",
-        instance_from_str=lambda args: parse_size(args[0]),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda size: [f"{size[0]}x{size[1]}"],
-    ),
-]
+from .predict import Predict, run_predict
+from .sizes import Size
+from .train.commands import Eval, TrainCommand, run_eval, run_train
+from .train.config import CONFIG, load_config
+from .train.faults import FaultError
 
 
 @dataclass(frozen=True)
@@ -89,17 +72,26 @@ class Doctor:
     """
 
 
+COMMANDS: dict[str, Callable[..., object]] = {
+    "bench": Bench,
+    "data": Data,
+    "doctor": Doctor,
+    "eval": Eval,
+    "predict": Predict,
+    "train": TrainCommand,
+}
+PARSER: dict[str, Any] = {
+    "prog": "deepcontrol",
+    "description": "AGC (automatic gain control) networks, data, training and speed.",
+    "config": (tyro.conf.OmitSubcommandPrefixes,),
+}
+
+
 def main(args: list[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     console = Console()
     try:
-        command = tyro.extras.subcommand_cli_from_dict(
-            {"bench": Bench, "data": Data, "doctor": Doctor},
-            args=args,
-            prog="deepcontrol",
-            description="AGC (automatic gain control) networks, data and speed: the workbench.",
-            config=(tyro.conf.OmitSubcommandPrefixes,),
-        )
+        command = parse(sys.argv[1:] if args is None else args)
         match command:
             case Data(action=Check() as action):
                 return run_check(action, console)
@@ -109,10 +101,30 @@ def main(args: list[str] | None = None) -> int:
                 return run_bench(command, console)
             case Doctor():
                 return run_doctor(console)
-    except (ValueError, OSError) as error:  # a DataError is a ValueError
+            case TrainCommand():
+                return run_train(command, console)
+            case Eval():
+                return run_eval(command, console)
+            case Predict():
+                return run_predict(command, console, Console(stderr=True))
+    except (ValueError, OSError, FaultError) as error:  # a DataError is a ValueError
         complain(Console(stderr=True), "error", error)
         return 1
     raise AssertionError(command)
+
+
+def parse(args: list[str]) -> object:
+    """The command that was typed.
+
+    Where train's --out is a run already, flags that are not given are that run's.
+    """
+    command = tyro.extras.subcommand_cli_from_dict(COMMANDS, args=args, **PARSER)
+    if isinstance(command, TrainCommand) and (command.out / CONFIG).exists():
+        before = TrainCommand(**vars(load_config(command.out)[0]))
+        return tyro.cli(
+            TrainCommand, args=args[args.index("train") + 1 :], default=before, **PARSER
+        )
+    return command
 
 
 def complain(console: Console, kind: str, error: Exception) -> None:

@@ -1,5 +1,6 @@
 """Batches and augmentation: what is seen, and that nothing but its keys decides it."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -131,20 +132,53 @@ def test_wrong_settings_are_named(cache: Cache, make, message: str) -> None:  # 
         make(cache)
 
 
-def test_reading_ahead_keeps_order_and_passes_errors_on() -> None:
-    assert list(_ahead(iter(range(10)))) == list(range(10))  # type: ignore[arg-type]
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_reading_ahead_keeps_order_and_passes_errors_on(workers: int) -> None:
+    assert list(_ahead(str, range(10), workers)) == [str(i) for i in range(10)]
 
-    def broken():  # type: ignore[no-untyped-def]
-        yield 1
-        raise OSError("the disk is gone")
+    def halves(n: int) -> float:
+        if n == 4:
+            raise OSError("the disk is gone")
+        return n / 2
 
-    stream = _ahead(broken())
-    assert next(stream) == 1
+    stream = _ahead(halves, range(10), workers)
+    assert [next(stream) for _ in range(4)] == [0.0, 0.5, 1.0, 1.5]
     with pytest.raises(OSError, match="the disk is gone"):
         next(stream)
-    endless = _ahead(iter(lambda: 0, 1))  # type: ignore[arg-type]
-    assert next(endless) == 0
+    endless = _ahead(str, itertools.count(), workers)
+    assert next(endless) == "0"
     endless.close()  # must not hang
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_change_nothing(cache: Cache, workers: int) -> None:
+    alone, helped = (
+        list(Batches(cache, 2, augment=EVERYTHING, seed=5, workers=n).epoch(3, start=1))
+        for n in (0, workers)
+    )
+    for a, b in zip(alone, helped, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("world", [2, 4, 5])
+def test_processes_share_every_batch_and_see_each_image_once(cache: Cache, world: int) -> None:
+    """6 images in batches of 4: the second batch has 2, fewer than most worlds here."""
+    whole = list(Batches(cache, 4, augment=EVERYTHING).epoch(1))
+    parts = [
+        list(Batches(cache, 4, augment=EVERYTHING, rank=r, world=world).epoch(1))
+        for r in range(world)
+    ]
+    for number, batch in enumerate(whole):
+        own = [parts[r][number] for r in range(world)]
+        for i in range(len(batch.images)):
+            torch.testing.assert_close(own[i % world].images[i // world], batch.images[i])
+            assert torch.equal(own[i % world].labels[i // world], batch.labels[i])
+        for r in range(world):
+            assert len(own[r].images) >= 1
+            if r >= len(batch.images):
+                assert (own[r].labels == VOID).all()
+        labelled = sum(int((part.labels != VOID).sum()) for part in own)
+        assert labelled == (batch.labels != VOID).sum()
 
 
 @pytest.mark.gpu

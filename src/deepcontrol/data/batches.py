@@ -1,8 +1,8 @@
 """Batches for training and evaluation, from memory or from the device itself."""
 
-import queue
-import threading
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -12,9 +12,10 @@ from torch import Tensor
 from .augment import Augment, View, look, to_device
 from .cache import Cache
 from .randomness import key, words
-from .sample import Size
+from .sample import VOID, Size
 
-T = TypeVar("T")
+Job = TypeVar("Job")
+Made = TypeVar("Made")
 
 # Images become about 0 in mean and 1 in spread.
 CENTRE, SPREAD = 127.5, 64.0
@@ -33,7 +34,12 @@ class Batches:
     keyed on (seed, epoch, index), at `size`. Without, all images come whole and in order.
 
     On a GPU the arrays are held there where they fit in `device_share` of its free memory, and are
-    read ahead from the mapped cache by a thread otherwise. On a CPU they are read as they are used.
+    read ahead from the mapped cache by a thread otherwise. On a CPU they are read as they are used,
+    or ahead by `workers` threads. None of that changes a batch.
+
+    Of `world` processes, that of `rank` gets every world-th image of each batch, so that all have
+    the same number of batches and each image is seen once. A process for which a batch has no image
+    left gets the batch's first, labelled void throughout: it counts nowhere.
     """
 
     def __init__(
@@ -46,10 +52,14 @@ class Batches:
         seed: int = 0,
         device: torch.device | str = "cpu",
         device_share: float = 0.4,
+        workers: int = 0,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.cache, self.batch_size, self.augment, self.seed = cache, batch_size, augment, seed
+        self.workers, self.rank, self.world = workers, rank, world
         if augment is None and size not in (None, cache.size):
             raise ValueError(f"size {size} needs an augmentation: without, images come whole")
         self.size = size or cache.size
@@ -81,20 +91,28 @@ class Batches:
         order = self.order(epoch)
         chunks = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
         chosen = chunks[start:]
-        gathered = (self._gather(chunk) for chunk in chosen)
-        if not self.on_device:
-            # The thread does the copying alone: views are applied where the device is driven from,
-            # so that the two do not fight over the interpreter.
-            gathered = _ahead(gathered)
-        for indices, arrays in zip(chosen, gathered, strict=True):
-            yield self._batch(epoch, indices, arrays)
+        if self.device.type == "cuda":
+            # Threads do the copying alone: views are applied where the device is driven from, so
+            # that the two do not fight over the interpreter.
+            gathered = _ahead(self._gather, chosen, 0 if self.on_device else max(1, self.workers))
+            for chunk, arrays in zip(chosen, gathered, strict=True):
+                yield self._batch(epoch, chunk, arrays)
+        else:
+            yield from _ahead(
+                lambda chunk: self._batch(epoch, chunk, self._gather(chunk)), chosen, self.workers
+            )
 
-    def _gather(self, indices: list[int]) -> list[Tensor]:
-        chosen = to_device(indices, self._arrays[0].device)
+    def _own(self, chunk: list[int]) -> list[int]:
+        """What of a batch is this process's; its first image where nothing is."""
+        return chunk[self.rank :: self.world] or chunk[:1]
+
+    def _gather(self, chunk: list[int]) -> list[Tensor]:
+        chosen = to_device(self._own(chunk), self._arrays[0].device)
         arrays = [a[chosen] for a in self._arrays]
         return arrays if self.on_device else [a.pin_memory() for a in arrays]
 
-    def _batch(self, epoch: int, indices: list[int], arrays: list[Tensor]) -> Batch:
+    def _batch(self, epoch: int, chunk: list[int], arrays: list[Tensor]) -> Batch:
+        indices = self._own(chunk)
         arrays = [a.to(self.device, non_blocking=True) for a in arrays]
         if self.augment is None:
             views = [View()] * len(indices)
@@ -103,6 +121,8 @@ class Batches:
                 self.augment.view(self.seed, epoch, i, self.cache.size, self.size) for i in indices
             ]
         images, labels, segments = look(arrays[0], arrays[1], arrays[2], views, self.size)
+        if self.rank >= len(chunk):
+            labels = torch.full_like(labels, VOID)
         return Batch(normalised(images), labels, segments)
 
 
@@ -116,36 +136,20 @@ def _free(device: torch.device | str) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def _ahead(items: Iterator[T], depth: int = 2) -> Generator[T]:
-    """The same items, made by a thread while the last one is being used."""
-    end = object()
-    ready: queue.Queue[object] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(item: object) -> None:
-        while not stopped.is_set():
-            try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-
-    def work() -> None:
+def _ahead(make: Callable[[Job], Made], jobs: Iterable[Job], workers: int) -> Generator[Made]:
+    """make(job) for each, in order; made by `workers` threads while earlier ones are being used."""
+    if workers == 0:
+        yield from map(make, jobs)
+        return
+    waiting: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
         try:
-            for item in items:
-                put(item)
-                if stopped.is_set():
-                    return
-            put(end)
-        except BaseException as error:
-            put(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not end:
-            if isinstance(item, BaseException):
-                raise item
-            yield item  # type: ignore[misc]
-    finally:
-        stopped.set()
-        thread.join()
+            for job in jobs:
+                waiting.append(pool.submit(make, job))
+                if len(waiting) > workers + 1:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

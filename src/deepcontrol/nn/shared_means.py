@@ -97,10 +97,9 @@ class SharedMeans:
         raise _CountedError
 
     def _count(self, v: Tensor) -> None:
-        rows, columns = (
-            _in_map(length, *of_tile)
-            for length, *of_tile in zip(v.shape[2:], *self._tile, strict=True)
-        )
+        (height, width), (of_rows, of_columns) = self._tile
+        rows = _in_map(v.shape[2], height, of_rows)
+        columns = _in_map(v.shape[3], width, of_columns)
         inner = v[:, :, rows, columns]
         # The tiles are added up in fp64: there may be any number of them.
         total = inner.sum((2, 3), dtype=accumulate_dtype(v.dtype)).double()

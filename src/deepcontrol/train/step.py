@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 Engine = Literal["eager", "compile", "graph", "compile+graph"]
 
@@ -36,6 +37,9 @@ class TrainingStep:
 
     What a graph cannot see is a Python attribute: after changing, say, a dropout's p, call reset().
 
+    before_update(loss) -> loss, if given, runs between backward and update and is captured with
+    them: it gets the detached loss and returns the one to report.
+
     The returned loss is detached. Gradients are left in .grad, as after optimiser.step().
     """
 
@@ -46,6 +50,7 @@ class TrainingStep:
         optimiser: torch.optim.Optimizer,
         engine: Engine = "graph",
         autocast: torch.dtype | None = None,
+        before_update: Callable[[Tensor], Tensor] = lambda loss: loss,
     ) -> None:
         if engine not in get_args(Engine):
             engines = ", ".join(get_args(Engine))
@@ -53,6 +58,7 @@ class TrainingStep:
         self.model, self.optimiser, self.engine, self.autocast = model, optimiser, engine, autocast
         self.why_eager: str | None = None  # why the last step was not replayed from a graph
         self._loss = loss
+        self._before_update = before_update
         self._forward = _forward_of(model, loss)
         if engine.startswith("compile"):
             self._forward = torch.compile(self._forward, fullgraph=True)
@@ -111,8 +117,9 @@ class TrainingStep:
         with torch.autocast(batch[0].device.type, self.autocast, enabled=self.autocast is not None):
             loss = self._forward(*batch)
         loss.backward()
+        loss = self._before_update(loss.detach())
         self.optimiser.step()
-        return loss.detach()
+        return loss
 
     def _read_setting(self) -> Any:
         """What a graph holds fixed beside the batch: hyperparameters, modes, addresses."""
@@ -199,8 +206,8 @@ def _cannot_capture(
         return f"CUDA graphs need a CUDA device, the batch is on {device}"
     if not all(isinstance(a, Tensor) and a.device == device for a in batch):
         return f"a target that is not a tensor on {device} would be frozen in a graph"
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return "DistributedDataParallel is not captured"
+    if isinstance(model, (nn.parallel.DistributedDataParallel, FSDPModule)):
+        return "what several processes do together is not captured"
     for group in optimiser.param_groups:
         if group.get("capturable") is False:
             return f"{type(optimiser).__name__} can be captured only with capturable=True"

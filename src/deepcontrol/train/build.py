@@ -1,0 +1,83 @@
+"""From a configuration to what it names: the network, its data, its objective."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..data import Augment, Batches, Cache, Source, open_source, prepare
+from ..losses import class_weights
+from ..models import ClassNet, SegNet
+from ..nn import he_init_, identity_init_
+from .config import Train
+from .distributed import Group
+from .objective import Objective
+
+
+class Sources(NamedTuple):
+    train: Source
+    val: Source
+
+
+class Data(NamedTuple):
+    train: Batches
+    val: Batches
+
+
+def build_network(config: Train, num_classes: int) -> nn.Module:
+    """The network, its parameters not started yet."""
+    network = {"segnet": SegNet, "classnet": ClassNet}[config.model]
+    return network(num_classes, config.width, config.norm)
+
+
+def build_model(config: Train, num_classes: int) -> nn.Module:
+    """The network as a run starts with it: a function of the configuration alone."""
+    start = {"he": he_init_, "identity": identity_init_}[config.init]
+    return start(build_network(config, num_classes), torch.Generator().manual_seed(config.seed))
+
+
+def build_objective(config: Train, cache: Cache, device: torch.device) -> Objective:
+    """The loss with ENet's weights from the training images' labels."""
+    weights = class_weights(torch.from_numpy(cache.histogram))
+    return Objective(config.model, weights.to(device))
+
+
+def open_sources(config: Train) -> Sources:
+    """What there is to train and evaluate on; nothing is read yet."""
+    return Sources(
+        open_source(config.data, "train", config.data_root, config.train_limit),
+        open_source(config.data, "val", config.data_root, config.val_limit),
+    )
+
+
+def build_data(
+    config: Train,
+    sources: Sources,
+    group: Group,
+    progress: Callable[[str, int, int], None],
+    folder: Path | None = None,
+) -> Data:
+    """Batches of both splits, decoded into the user's cache if they are not there yet."""
+    caches = [
+        prepare(
+            source,
+            config.size,
+            folder,
+            lambda done, total, name=source.name: progress(name, done, total),  # type: ignore[misc]
+        )
+        for source in sources
+    ]
+    place = {"device": group.device, "rank": group.rank, "world": group.world}
+    train = Batches(
+        caches[0],
+        config.batch_size,
+        size=config.size,
+        augment=Augment(),
+        seed=config.seed,
+        workers=config.workers,
+        **place,  # type: ignore[arg-type]
+    )
+    val = Batches(caches[1], config.batch_size, workers=config.workers, **place)  # type: ignore[arg-type]
+    return Data(train, val)

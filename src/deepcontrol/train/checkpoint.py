@@ -1,0 +1,166 @@
+"""Checkpoints that survive whatever happens while they are written, and say so if they did not.
+
+A checkpoint is a folder of plain files:
+
+    model.safetensors    the model's parameters and buffers
+    state.pt             everything else (optimiser, RNG, position), loaded with weights_only=True
+    digest.json          the size and SHA-256 of each
+
+It is written beside its place, synced to the disk and renamed, so that at every moment a whole one
+is there: `last`, or `previous`, the one before. One whose digests don't match is passed over.
+"""
+
+import hashlib
+import json
+import os
+import pickle  # for the name of its error alone
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+MODEL, STATE, DIGEST = "model.safetensors", "state.pt", "digest.json"
+LAST, PREVIOUS, BEST = "last", "previous", "best"
+
+
+class CheckpointError(OSError):
+    """A checkpoint that is torn, changed, missing or cannot be written: which file, and why."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    model: dict[str, Tensor]
+    state: dict[str, Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self.model.values()) + _nbytes(self.state)
+
+
+def save_last(run: Path, checkpoint: Checkpoint) -> None:
+    """Save as `last`, and keep what was `last` as `previous`."""
+    fresh = _write_beside(run / LAST, checkpoint)
+    if (run / LAST).exists():
+        shutil.rmtree(run / PREVIOUS, ignore_errors=True)
+        (run / LAST).rename(run / PREVIOUS)  # from here on `previous` is the whole one
+    fresh.rename(run / LAST)
+    _sync(run)
+
+
+def save_best(run: Path, checkpoint: Checkpoint) -> None:
+    """Save as `best`, in the place of what was."""
+    fresh, old = _write_beside(run / BEST, checkpoint), run / f".{BEST}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if (run / BEST).exists():
+        (run / BEST).rename(old)
+    fresh.rename(run / BEST)
+    _sync(run)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`, once every byte of it is what was written."""
+    verify(folder)
+    try:
+        model = load_file(folder / MODEL)
+        state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{folder / STATE} holds more than tensors and numbers") from error
+    except (SafetensorError, RuntimeError, OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    return Checkpoint(model, state)
+
+
+def load_last(run: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """`last`, or `previous` where that is torn, with a word about it; None if there is neither."""
+    found = [run / name for name in (LAST, PREVIOUS) if (run / name).exists()]
+    for folder in found:
+        try:
+            return load(folder)
+        except CheckpointError as error:
+            say(f"passed over: {error}")
+    if found:
+        raise CheckpointError(f"no checkpoint of {run} can be read")
+    return None
+
+
+def verify(folder: Path) -> None:
+    """CheckpointError unless every file is there, of the size and digest that were written."""
+    try:
+        text = (folder / DIGEST).read_bytes()
+        written = json.loads(text)
+        if text != _digest_text(written) or set(written) != {MODEL, STATE}:
+            raise ValueError("it is not what was written")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder / DIGEST} cannot be read: {error}") from error
+    for name, about in written.items():
+        path = folder / name
+        size = path.stat().st_size if path.exists() else 0
+        if size != about["bytes"]:
+            raise CheckpointError(f"{path} has {size} bytes, not {about['bytes']}")
+        if _sha256(path.read_bytes()) != about["sha256"]:
+            raise CheckpointError(f"{path} is not what was written: its digest differs")
+
+
+def _write_beside(folder: Path, checkpoint: Checkpoint) -> Path:
+    fresh = folder.with_name(f".{folder.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        _write(fresh, checkpoint)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(fresh, ignore_errors=True)  # so that the room is there for others
+        raise CheckpointError(
+            f"{folder} could not be written ({error}). It needs about {checkpoint.nbytes:,} bytes. "
+            "What was saved before is as it was."
+        ) from error
+    return fresh
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    folder.mkdir(parents=True)
+    # Apart from each other: safetensors refuses tensors that share memory.
+    save_file({k: v.detach().cpu().clone() for k, v in checkpoint.model.items()}, folder / MODEL)
+    torch.save(checkpoint.state, folder / STATE)
+    written = {}
+    for name in (MODEL, STATE):
+        content = (folder / name).read_bytes()
+        written[name] = {"bytes": len(content), "sha256": _sha256(content)}
+    (folder / DIGEST).write_bytes(_digest_text(written))
+    for name in (MODEL, STATE, DIGEST):
+        _sync(folder / name)
+    _sync(folder)
+
+
+def _digest_text(written: dict[str, dict[str, Any]]) -> bytes:
+    """As it is written, byte for byte: a flipped bit is another text, or another digest."""
+    files = {k: {what: written[k][what] for what in ("bytes", "sha256")} for k in (MODEL, STATE)}
+    return (json.dumps(files, indent=2) + "\n").encode()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Until the disk has it: a file's bytes, or a folder's names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(_nbytes(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_nbytes(v) for v in value)
+    return 0

@@ -1,0 +1,120 @@
+"""The processes of one run: who takes part, and what they must agree on.
+
+Started by torchrun, every process sees its share of each batch. The loss is a mean over *labelled
+pixels*, of which the shares hold different numbers, so each process weights its own mean by its
+number: then the average of the gradients, which DDP and FSDP take, is the gradient of the whole
+batch. With AGC (automatic gain control) samples do not meet, and that is exact.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ..data import VOID
+
+T = TypeVar("T")
+PATIENCE = timedelta(minutes=30)  # the first process may be decoding the data set for all
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among those of the run: one alone, unless torchrun started it."""
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """The one that writes and speaks."""
+        return self.rank == 0
+
+    def highest(self, value: int) -> int:
+        """The highest value of any process; all have to ask."""
+        if self.world == 1:
+            return value
+        shared = torch.tensor(value)
+        dist.all_reduce(shared, dist.ReduceOp.MAX)
+        return int(shared)
+
+    def total(self, counts: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.world > 1:
+            dist.all_reduce(counts)
+        return counts
+
+    def mean(self, value: Tensor) -> Tensor:
+        return self.total(value.clone()) / self.world if self.world > 1 else value
+
+    def gathered(self, value: T) -> list[T]:
+        """Everybody's value, in the order of ranks."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def shares(self, labels: Tensor, images: int) -> Tensor:
+        """What this process's mean over pixels, and over images, counts in the whole batch's.
+
+        Times the number of processes, since gradients are averaged. `images` are the batch's.
+        """
+        own = (labels != VOID).sum().double()
+        everybody = self.total(own.clone()).clamp(min=1)
+        samples = len(range(self.rank, images, self.world)) / images
+        return self.world * torch.stack([own / everybody, torch.full_like(own, samples)])
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Group]:
+    """The group of processes for the time of the block, by torchrun's environment variables."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield Group(device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    # gloo as well, with a GPU: what the processes agree on must not wait for the device.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE)
+    yield Group(device, dist.get_rank(), dist.get_world_size())
+    # Not after an error: the others may be gone, and the goodbye would wait for them.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def shard_(model: nn.Module) -> nn.Module:
+    """FSDP2, in place: each layer that has parameters of its own is gathered when it is used."""
+    for module in list(model.modules()):
+        if module is not model and next(module.parameters(recurse=False), None) is not None:
+            fully_shard(module)
+    fully_shard(model)
+    return model
+
+
+def whole(value: Any) -> Any:
+    """The same with every sharded tensor put together, which all processes have to do."""
+    if isinstance(value, DTensor):
+        return value.full_tensor()
+    if isinstance(value, dict):
+        return {k: whole(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(whole(v) for v in value)
+    return value
+
+
+def sharded_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """This process's shard of a whole tensor, where the parameter is sharded."""
+    if isinstance(parameter, DTensor):
+        place = parameter.device_mesh, parameter.placements
+        return distribute_tensor(value.to(parameter.device), *place)
+    return value

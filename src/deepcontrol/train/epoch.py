@@ -1,0 +1,79 @@
+"""The end of an epoch: what the model is worth now, written where others read it."""
+
+import time
+from typing import Any
+
+from . import records
+from .devices import peak_mib
+from .evaluate import evaluate, evaluating
+from .progress import epoch_line
+from .run import Run
+from .samples import sample_sheet, save_png
+
+
+def close_epoch(run: Run) -> None:
+    """Evaluate, write the epoch's lines and pictures, and step over to the next."""
+    started = time.perf_counter()
+    run.show.begin("evaluating", len(run.val))
+    done = 0
+
+    def after_each() -> None:
+        nonlocal done
+        done += 1
+        run.show.advance(done)
+        run.stop_if_asked()
+
+    matrix = evaluate(run.model, run.val, run.step.autocast, after_each)
+    layers = look_at_layers(run)
+    epoch = run.position.epoch + 1
+    sheet = None
+    if epoch in run.config.sample_epochs:
+        sheet = sample_sheet(run.model, run.val, run.step.autocast)
+    metrics = metrics_of(run, epoch, matrix.pixel_error, matrix.mean_iou, started)
+    if run.group.leads:
+        write(run, metrics, layers)
+        if sheet is not None:
+            save_png(sheet, run.config.out / "samples" / f"epoch-{epoch:04}.png")
+    run.show.say(epoch_line(metrics, run.config.epochs))
+    run.enter_next_epoch(matrix.pixel_error)
+
+
+def look_at_layers(run: Run) -> dict[str, Any]:
+    """Each layer's statistics over the first validation batch."""
+    batch = next(iter(run.val.epoch()))
+    real = run.group.rank < min(run.val.batch_size, len(run.val.cache))
+    with evaluating(run.model, run.group.device, run.step.autocast):
+        return run.watch.look(batch.images, run.group, real)
+
+
+def metrics_of(run: Run, epoch: int, error: float, mean_iou: float, started: float) -> Any:
+    """The epoch's line; only seconds, images_per_s and peak_mib depend on the clock."""
+    position, trained = run.position, epoch > 0
+    return {
+        "epoch": epoch,
+        "step": epoch * len(run.train),
+        "train_loss": float(run.loss_sum) / position.images if trained else None,
+        "val_error": error,
+        "val_mean_iou": mean_iou,
+        "lr": run.config.rate,
+        "seconds": position.seconds + time.perf_counter() - started,
+        "images_per_s": position.images / position.seconds if trained else None,
+        "peak_mib": peak_mib(run.group.device),
+    }
+
+
+def write(run: Run, metrics: dict[str, Any], layers: dict[str, Any]) -> None:
+    """To the two files, and to TensorBoard."""
+    epoch, folder = metrics["epoch"], run.config.out
+    records.append(folder / records.LAYERS, {"epoch": epoch, "layers": layers})
+    records.append(folder / records.METRICS, metrics)
+    if run.events is None:
+        return
+    for name in ("train_loss", "val_error", "val_mean_iou", "images_per_s"):
+        if metrics[name] is not None:
+            run.events.add_scalar(name, metrics[name], epoch)
+    for layer, about in layers.items():
+        for name, value in about.items():
+            mean = value if name == "open" else value["mean"]
+            run.events.add_scalar(f"{name}/{layer}", mean, epoch)
+    run.events.flush()

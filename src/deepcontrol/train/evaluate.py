@@ -1,0 +1,50 @@
+"""How good a model is: the share of wrongly labelled pixels and the IoU over a whole split."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Batches
+from ..metrics import ConfusionMatrix
+from .objective import class_logits
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Batches,
+    autocast: torch.dtype | None = None,
+    after_each: Callable[[], None] = lambda: None,
+) -> ConfusionMatrix:
+    """The confusion matrix over all images, in evaluation mode; the model is left as it was.
+
+    Where several processes evaluate together, each its own share of every batch, all get the sum:
+    every image has been counted once. `after_each` is called between batches, and may raise.
+    """
+    matrix = ConfusionMatrix(len(batches.cache.classes), batches.device)
+    with evaluating(model, batches.device, autocast):
+        for batch in batches.epoch():
+            matrix.update(predict(model, batch.images), batch.labels)
+            after_each()
+    matrix.reduce()
+    return matrix
+
+
+def predict(model: nn.Module, images: Tensor) -> Tensor:
+    """The most likely class of each pixel: (N, H, W)."""
+    return class_logits(model(images)).argmax(1)
+
+
+@contextmanager
+def evaluating(
+    model: nn.Module, device: torch.device, autocast: torch.dtype | None
+) -> Iterator[None]:
+    """Evaluation mode, without gradients and in the precision of the run; then as before."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+            yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,141 @@
+"""What went wrong, in words that help: which layer went first, which batch size would fit."""
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from .checkpoint import LAST
+from .devices import peak_mib
+from .objective import Loss
+
+
+class FaultError(Exception):
+    """Training cannot go on, and why."""
+
+
+def not_finite(epoch: int, step: int, culprits: Sequence[str], run: Path) -> FaultError:
+    """After a step whose loss or gradient was not finite; culprits are those of each process."""
+    found = [c if len(culprits) == 1 else f"process {i}: {c}" for i, c in enumerate(culprits) if c]
+    kept = "nothing was saved yet"
+    if (run / LAST).exists():
+        kept = f"{run / LAST} is the last good checkpoint"
+    return FaultError(
+        f"step {step} of epoch {epoch} is not finite: "
+        f"{'; '.join(found) or 'but computed again it is, so some op is not deterministic'}. "
+        f"The update was not made; {kept}. A smaller --lr may help, in a new --out."
+    )
+
+
+def find_culprit(model: nn.Module, loss: Loss, inputs: Tensor, targets: Sequence[Any]) -> str:
+    """Which layer gave the first value that is not finite, forward or backward; "" if none did.
+
+    The step is computed again, with a look at every layer. Updates nothing.
+    """
+    trail = _Trail()
+    handles = [
+        module.register_forward_hook(trail.forward(name or "the model", module))
+        for name, module in model.named_modules()
+        if not list(module.children())
+    ]
+    try:
+        if not _finite(inputs):
+            return "the images themselves are not finite"
+        value = loss(model(inputs), *targets)
+        if not trail.first and not _finite(value):
+            trail.first = "the loss was the first, of finite outputs"
+        if not trail.first:
+            # Not .backward(), which would set off the exchange between processes.
+            named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+            parameters = [p for _, p in named]
+            if isinstance(model, FSDPModule):
+                value.backward()
+                gradients: Sequence[Tensor | None] = [p.grad for p in parameters]
+            else:
+                gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+            for (name, _), gradient in zip(named, gradients, strict=True):
+                if not trail.first and gradient is not None and not _finite(gradient):
+                    trail.first = f"the gradient of {name} was the first"
+        return trail.first
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Trail:
+    def __init__(self) -> None:
+        self.first = ""
+
+    def forward(self, name: str, module: nn.Module) -> Callable[..., None]:
+        def look(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            for value in _tensors(output):
+                if not self.first and not _finite(value):
+                    self.first = f"{name} ({type(module).__name__}) was the first to give it"
+                if value.requires_grad:
+                    value.register_hook(self.backward(name, module))
+
+        return look
+
+    def backward(self, name: str, module: nn.Module) -> Callable[[Tensor], None]:
+        def look(gradient: Tensor) -> None:
+            if not self.first and not _finite(gradient):
+                kind = type(module).__name__
+                self.first = f"the gradient at the output of {name} ({kind}) was the first"
+
+        return look
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
+
+
+def _finite(value: Tensor) -> bool:
+    return bool(torch.isfinite(value).all())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Torch has a class for it on GPUs, words for it on CPUs; cuDNN and cuBLAS have their own."""
+    words = ("out of memory", "can't allocate memory", "alloc_failed")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and any(w in str(error).lower() for w in words)
+    )
+
+
+def out_of_memory(
+    device: torch.device, batch_size: int, fits: Callable[[int], bool] | None
+) -> FaultError:
+    """The peak, and the largest of batch_size / 2, / 4, ... with which a step was seen to fit.
+
+    Without `fits` nothing can be tried, and half is what to try.
+    """
+    peak = peak_mib(device)  # before the trials
+    smaller = batch_size // 2
+    while fits is not None and smaller and not fits(smaller):
+        smaller //= 2
+    advice = "not even batch 1 fits: choose a smaller --size or --width"
+    if smaller:
+        advice = f"--batch-size {smaller} {'may fit' if fits is None else 'fits, it was tried'}"
+    return FaultError(
+        f"out of memory on {device} at batch size {batch_size}, with a peak of {peak:,.0f} MiB: "
+        f"{advice}. What was saved before is as it was."
+    )
+
+
+def step_fits(model: nn.Module, loss: Loss, inputs: Tensor, targets: Sequence[Tensor]) -> bool:
+    """Whether forward and backward of these fit into memory; nothing of the attempt is left."""
+    gc.collect()
+    if inputs.is_cuda:
+        torch.cuda.empty_cache()
+    try:
+        value = loss(model(inputs), *targets)
+        torch.autograd.grad(value, [p for p in model.parameters() if p.requires_grad])
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            return False
+        raise
+    return True

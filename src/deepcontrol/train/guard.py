@@ -1,0 +1,75 @@
+"""No update with what is not finite, and nobody waits to find out.
+
+Whether a step's loss and gradients are finite is decided on the device, between backward and
+update, and stays decided: from the first bad step on, the optimiser leaves out its updates. The
+program reads the flag when it suits it, and finds the model as it was before that step.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+from .distributed import Group
+
+
+class Guard:
+    """TrainingStep's `before_update`: counts good steps, and stops the optimiser at a bad one."""
+
+    def __init__(self, optimiser: torch.optim.Optimizer, group: Group) -> None:
+        self.group = group
+        self.bad = torch.zeros((), device=group.device)  # 0 or 1; once 1, it stays
+        self.good_steps = torch.zeros((), dtype=torch.float64, device=group.device)
+        self._parameters = [p for g in optimiser.param_groups for p in g["params"]]
+        # The names under which torch's own gradient scaler tells a fused optimiser to sit out.
+        optimiser.found_inf, optimiser.grad_scale = self.bad, None  # type: ignore[attr-defined]
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        loss = self.group.mean(loss)  # over all processes, so that they decide alike
+        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        self.bad.copy_(torch.maximum(self.bad, (~finite).float()))
+        self.good_steps.add_(1 - self.bad)
+        return loss
+
+
+class Reading(NamedTuple):
+    loss: float
+    bad: bool  # whether a step was not finite
+    good_steps: int  # before it
+
+
+class Gauge:
+    """What the guard knows, for the host to read."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard, on_gpu = guard, guard.bad.is_cuda
+        self._host = torch.zeros(3, dtype=torch.float64, pin_memory=on_gpu)
+        self._arrived = torch.cuda.Event() if on_gpu else None
+
+    def read_after(self, loss: Tensor) -> Reading:
+        """After a step. A GPU is not waited for: there it is what was read the time before."""
+        if self._arrived is None:
+            self._post(loss)
+            return self._read()
+        self._arrived.synchronize()
+        reading = self._read()
+        self._post(loss)
+        self._arrived.record()
+        return reading
+
+    def read_now(self) -> Reading:
+        """As it is once the device has done all steps; the loss is not known."""
+        return Reading(float("nan"), bool(self.guard.bad), int(self.guard.good_steps))
+
+    def _post(self, loss: Tensor) -> None:
+        values = [loss.double(), self.guard.bad.double(), self.guard.good_steps]
+        self._host.copy_(torch.stack(values), non_blocking=True)
+
+    def _read(self) -> Reading:
+        loss, bad, good = self._host.tolist()
+        return Reading(loss, bad > 0, int(good))

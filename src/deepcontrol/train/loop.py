@@ -1,0 +1,115 @@
+"""The training loop: steps, and after each epoch an evaluation, a line of metrics, a checkpoint."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from .config import Train
+from .devices import choose_device, peak_mib, set_up
+from .distributed import Group, joined
+from .epoch import close_epoch
+from .faults import is_out_of_memory
+from .interrupts import Stopped, interrupts
+from .lock import RunInUseError, locked
+from .progress import Show, step_words
+from .run import Run, open_run
+from .saving import snapshot
+from .trouble import memory_fault, raise_if_not_finite
+
+
+def train(config: Train, console: Console) -> int:
+    """Train, or go on training, until all epochs are done; returns the exit code."""
+    set_up(config)
+    with (
+        joined(choose_device(config.device)) as group,
+        interrupts() as noted,
+        locked_by_first(config.out, group),
+        Show(console, group.leads) as show,
+        open_run(config, group, show, noted) as run,
+    ):
+        try:
+            train_epochs(run)
+        except Stopped as stopped:
+            save(run)
+            run.saver.wait()
+            show.say(f"{stopped}: saved at step {run.steps_done}. The same command goes on.")
+            return stopped.exit_code
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return 0
+        # Here the error is gone, and with it what its frames held of the memory.
+        raise memory_fault(run)
+
+
+def train_epochs(run: Run) -> None:
+    """From wherever the run stands to the end of its last epoch."""
+    position, epochs = run.position, run.config.epochs
+    run.show.say(run.where())
+    if position.epoch < 0:  # what it is like before any training
+        close_epoch(run)
+    while position.epoch < epochs:
+        train_rest_of_epoch(run)
+        raise_if_not_finite(run)
+        close_epoch(run)
+        save(run, is_best=position.best_epoch == position.epoch)
+    run.saver.wait()
+    run.show.say(f"all {epochs} epochs are done: {run.config.out}")
+
+
+def train_rest_of_epoch(run: Run) -> None:
+    """The steps that are left of the epoch at hand."""
+    position, config = run.position, run.config
+    epoch, steps = position.epoch + 1, len(run.train)
+    run.show.begin(f"epoch {epoch}/{config.epochs}", steps)
+    mark = time.perf_counter()
+    for batch in run.train.epoch(epoch, start=position.step):
+        images = run.batch_images(position.step)
+        loss = run.step(batch.images, *run.targets(batch, position.step))
+        run.loss_sum += loss.double() * images
+        position.step += 1
+        position.images += images
+        now = time.perf_counter()
+        position.seconds, mark = position.seconds + now - mark, now
+        if run.looks:
+            value = run.gauge.read_after(loss)
+            raise_if_not_finite(run, seen=value)
+            images_left = run.images_left
+            rate = position.images / position.seconds
+            words = step_words(value.loss, rate, peak_mib(run.group.device), images_left)
+            run.show.advance(position.step, words)
+            run.saver.check()
+            run.stop_if_asked()
+        if config.save_steps and position.step < steps and run.steps_done % config.save_steps == 0:
+            save(run)
+
+
+def save(run: Run, is_best: bool = False) -> None:
+    """Start to write a checkpoint of where the run stands, if that is anywhere."""
+    if run.position.epoch < 0:
+        return
+    raise_if_not_finite(run)
+    run.position.loss_sum = float(run.loss_sum)
+    checkpoint = snapshot(run.model, run.optimiser, run.position, run.group)
+    if run.group.leads:
+        run.saver.save(checkpoint, is_best)
+
+
+@contextmanager
+def locked_by_first(folder: Path, group: Group) -> Iterator[None]:
+    """Hold the run folder; of several processes one does, and if it cannot, all say why."""
+    with ExitStack() as stack:
+        refusal = None
+        if group.leads:
+            try:
+                stack.enter_context(locked(folder))
+            except RunInUseError as error:
+                refusal = str(error)
+        refusal = group.gathered(refusal)[0]
+        if refusal is not None:
+            raise RunInUseError(refusal)
+        yield

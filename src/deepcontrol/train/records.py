@@ -1,0 +1,54 @@
+"""What a run writes as it goes: a line of JSON an epoch, on the disk before the run goes on."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS, LAYERS = "metrics.jsonl", "layers.jsonl"
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a line, and wait until the disk has it."""
+    line = json.dumps(record) + "\n"
+    try:
+        with path.open("a") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(
+            f"{path} could not be written ({error.strerror}). It needs {len(line)} bytes more. "
+            "The checkpoints are as they were."
+        ) from error
+
+
+def truncate(path: Path, epoch: int) -> None:
+    """Keep the lines up to an epoch: what came after the checkpoint will be written again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            if not line.endswith("\n") or json.loads(line)["epoch"] > epoch:
+                break
+        except (ValueError, KeyError, TypeError):
+            break  # torn: the process was killed while it wrote
+        kept.append(line)
+    write_whole(path, "".join(kept))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file beside its place, sync and rename it: the old text or the new one is there."""
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)

@@ -1,0 +1,213 @@
+"""A run made ready: everything that a configuration names, built, and put back where it was."""
+
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.tensorboard import SummaryWriter
+
+from .. import __version__
+from ..data import Batch, Batches
+from ..optim import sgd
+from . import records
+from .build import build_data, build_model, build_objective, open_sources
+from .checkpoint import load_last
+from .config import CONFIG, Train, check_unchanged, load_config, save_config
+from .devices import choose_autocast
+from .distributed import Group, shard_
+from .guard import Gauge, Guard
+from .interrupts import Interrupts, Stopped
+from .objective import Objective
+from .progress import Show
+from .saving import Position, Saver, restore
+from .step import TrainingStep
+from .watch import Watch
+
+# Steps between two looks at the loss, the signals and the other processes. On a GPU they are not
+# each looked at, so that Python never waits for it.
+LOOK_EVERY = {"cpu": 1, "cuda": 16}
+
+
+@dataclass
+class Run:
+    """All that the loop works with, and where it stands."""
+
+    config: Train
+    group: Group
+    show: Show
+    interrupts: Interrupts
+    model: nn.Module  # not wrapped: what is saved and evaluated
+    optimiser: torch.optim.Optimizer
+    step: TrainingStep
+    objective: Objective
+    gauge: Gauge
+    train: Batches
+    val: Batches
+    position: Position
+    saver: Saver
+    watch: Watch
+    events: SummaryWriter | None  # of the process that leads
+
+    def __post_init__(self) -> None:
+        self.first_step = self.steps_done  # of this process's steps
+        self.loss_sum = torch.tensor(
+            self.position.loss_sum, dtype=torch.float64, device=self.group.device
+        )
+
+    @property
+    def steps_done(self) -> int:
+        """In the whole run."""
+        return max(self.position.epoch, 0) * len(self.train) + self.position.step
+
+    @property
+    def images_left(self) -> int:
+        """To be seen until the end of the run."""
+        epochs = self.config.epochs - self.position.epoch
+        return epochs * len(self.train.cache) - self.position.images
+
+    @property
+    def looks(self) -> bool:
+        """Whether it is time to look at what happened."""
+        step = self.position.step
+        return step % LOOK_EVERY[self.group.device.type] == 0 or step == len(self.train)
+
+    def where(self) -> str:
+        """What is trained, and from where on."""
+        config, device = self.config, self.group.device
+        numbers = "fp32" if self.step.autocast is None else "bf16"
+        processes = f", {self.group.world} processes" if self.group.world > 1 else ""
+        at = "from the start"
+        if self.position.epoch >= 0:
+            at = f"continued after epoch {self.position.epoch}, step {self.position.step}"
+        return (
+            f"{config.out}: {config.model} {config.norm} on {len(self.train.cache)} images of "
+            f"{config.data}, {len(self.train)} steps an epoch, rate {config.rate:g}, "
+            f"{device.type} {numbers}{processes}; {at}"
+        )
+
+    def batch_images(self, number: int) -> int:
+        """Images in a batch of an epoch, over all processes: the last may have fewer."""
+        return min(self.train.batch_size, len(self.train.cache) - number * self.train.batch_size)
+
+    def targets(self, batch: Batch, number: int) -> tuple[Tensor, ...]:
+        """What the loss takes beside the outputs, for batch `number` of an epoch."""
+        targets = self.objective.targets(batch)
+        if self.group.world == 1:
+            return targets
+        return (*targets, self.group.shares(batch.labels, self.batch_images(number)))
+
+    def stop_if_asked(self) -> None:
+        """Stopped, in all processes at once, if one of them got a signal."""
+        signum = self.group.highest(self.interrupts.signum)
+        if signum:
+            raise Stopped(signum)
+
+    def enter_next_epoch(self, error: float) -> None:
+        """The epoch at hand is written down, with this error."""
+        position = self.position
+        position.epoch += 1
+        position.step = position.images = 0
+        position.seconds = position.loss_sum = 0.0
+        self.loss_sum.zero_()
+        if error < position.best_error:
+            position.best_error, position.best_epoch = error, position.epoch
+
+
+@contextmanager
+def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iterator[Run]:
+    """Build what the configuration names and go to where the run folder's checkpoint is."""
+    if (config.out / CONFIG).exists():
+        check_unchanged(config, load_config(config.out)[0])
+    sources = open_sources(config)
+    train, val = build_data(config, sources, group, show.decoding)
+    model = build_model(config, len(sources.train.classes)).to(group.device)
+    if group.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    wrapped = wrap(model, config, group)
+    optimiser = sgd(model.parameters(), config.rate, config.momentum)
+    checkpoint = load_last(config.out, show.say)
+    position = Position()
+    if checkpoint is not None:
+        position = restore(checkpoint, model, optimiser, group)
+    guard = Guard(optimiser, group)
+    objective = build_objective(config, train.cache, group.device)
+    autocast = choose_autocast(config.precision, group.device)
+    step = TrainingStep(wrapped, objective.loss, optimiser, config.engine, autocast, guard)
+    events = None
+    if group.leads:
+        save_config(config, derived(config, model, train, val), about())
+        for name in (records.METRICS, records.LAYERS):
+            records.truncate(config.out / name, position.epoch)
+        events = SummaryWriter(str(config.out), purge_step=position.epoch + 1)
+    try:
+        yield Run(
+            config=config,
+            group=group,
+            show=show,
+            interrupts=noted,
+            model=model,
+            optimiser=optimiser,
+            step=step,
+            objective=objective,
+            gauge=Gauge(guard),
+            train=train,
+            val=val,
+            position=position,
+            saver=Saver(config.out),
+            watch=Watch(model),
+            events=events,
+        )
+    finally:
+        if events is not None:
+            events.close()
+
+
+def wrap(model: nn.Module, config: Train, group: Group) -> nn.Module:
+    """The model as several processes train it: replicated, or sharded."""
+    if config.fsdp:
+        return shard_(model)
+    if group.world == 1:
+        return model
+    if config.engine.startswith("compile"):
+        raise ValueError(f"--engine {config.engine} is for one process: choose eager or graph")
+    return DistributedDataParallel(model)
+
+
+def derived(config: Train, model: nn.Module, train: Batches, val: Batches) -> Mapping[str, Any]:
+    """What follows from the configuration and the data, for those who read the run folder."""
+    return {
+        "lr": config.rate,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "classes": list(train.cache.classes),
+        "colours": [list(colour) for colour in train.cache.palette],
+        "steps_per_epoch": len(train),
+        "train_images": len(train.cache),
+        "val_images": len(val.cache),
+    }
+
+
+def about() -> Mapping[str, Any]:
+    """By which code a run is made."""
+    versions = {
+        "deepcontrol": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    return {"versions": versions, "commit": commit()}
+
+
+def commit() -> str | None:
+    """The commit that this code lies at, if it lies in a repository of its own."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    except OSError:  # there is no git
+        return None
+    return found.stdout.strip() or None

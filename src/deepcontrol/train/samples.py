@@ -1,0 +1,61 @@
+"""Pictures of how far a model has come: image, truth, prediction, error, side by side."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from ..data import VOID, Batches
+from ..data.batches import CENTRE, SPREAD
+from ..data.sheet import coloured
+from .evaluate import evaluating, predict
+
+IMAGES = 4
+WRONG = (255, 48, 48)
+
+
+def sample_sheet(
+    model: nn.Module, batches: Batches, autocast: torch.dtype | None
+) -> NDArray[np.uint8]:
+    """The first images of a split, a row each: as pixels (H, W, 3).
+
+    Where several processes share the batches, each shows its own images; all have to take part.
+    """
+    rows: list[NDArray[np.uint8]] = []
+    with evaluating(model, batches.device, autocast):
+        for number, batch in enumerate(batches.epoch()):
+            if number * batches.batch_size >= IMAGES:
+                break
+            predicted = predict(model, batch.images)
+            arrays = zip(batch.images, batch.labels, predicted, strict=True)
+            rows += [_row(*of_one, batches) for of_one in arrays]
+    return np.vstack(rows[:IMAGES])
+
+
+def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def _row(image: Tensor, labels: Tensor, predicted: Tensor, batches: Batches) -> NDArray[np.uint8]:
+    pixels = (image.permute(1, 2, 0).float() * SPREAD + CENTRE).round().clamp(0, 255)
+    shown = pixels.to(torch.uint8).cpu().numpy()
+    truth, guess = labels.cpu().numpy(), predicted.to(torch.uint8).cpu().numpy()
+    palette = batches.cache.palette
+    return np.hstack(
+        [shown, coloured(truth, palette), coloured(guess, palette), _error(truth, guess, shown)]
+    )
+
+
+def _error(
+    truth: NDArray[np.uint8], guess: NDArray[np.uint8], shown: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """What is wrong in red over the darkened image; void, which counts nowhere, in black."""
+    grey = shown.mean(2, keepdims=True) * 0.5
+    picture = np.repeat(grey, 3, axis=2).astype(np.uint8)
+    picture[(guess != truth) & (truth != VOID)] = WRONG
+    picture[truth == VOID] = 0
+    return picture

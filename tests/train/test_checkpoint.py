@@ -1,0 +1,132 @@
+"""Checkpoints: whole or passed over, whatever happened to their bytes."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepcontrol.train import checkpoint as checkpoints
+from deepcontrol.train.checkpoint import Checkpoint, CheckpointError, load, load_last, save_last
+
+
+def some(seed: int) -> Checkpoint:
+    rng = torch.Generator().manual_seed(seed)
+    weights: dict[str, Tensor] = {"a": torch.randn(40, 7, generator=rng), "b": torch.ones(3).half()}
+    return Checkpoint(weights, {"epoch": seed, "rng": torch.arange(50), "best": 0.25})
+
+
+def assert_same(a: Checkpoint, b: Checkpoint) -> None:
+    assert a.model.keys() == b.model.keys()
+    assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
+    assert a.state["epoch"] == b.state["epoch"]
+    assert torch.equal(a.state["rng"], b.state["rng"])
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    assert load_last(tmp_path, print) is None
+    for seed in (1, 2, 3):
+        save_last(tmp_path, some(seed))
+    assert_same(load(tmp_path / "last"), some(3))
+    assert_same(load(tmp_path / "previous"), some(2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["last", "previous"]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def test_100_of_100_damages_are_found(tmp_path: Path) -> None:
+    """50 truncations and 50 flipped bits, anywhere in any file."""
+    save_last(tmp_path, some(1))
+    save_last(tmp_path, some(2))
+    rng = random.Random(0)
+    for damage in range(100):
+        folder = tmp_path / f"damaged{damage}"
+        shutil.copytree(tmp_path / "last", folder)
+        path = rng.choice(files(folder))
+        content = bytearray(path.read_bytes())
+        if damage % 2:
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        else:
+            content = content[: rng.randrange(len(content))]
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=folder.name):
+            load(folder)
+
+
+def test_a_torn_one_is_passed_over(tmp_path: Path) -> None:
+    save_last(tmp_path, some(1))
+    save_last(tmp_path, some(2))
+    model = tmp_path / "last" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+    said: list[str] = []
+    found = load_last(tmp_path, said.append)
+    assert found is not None
+    assert_same(found, some(1))
+    assert "passed over" in said[0]
+    assert "model.safetensors has" in said[0]
+    (tmp_path / "previous" / "state.pt").unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        load_last(tmp_path, said.append)
+
+
+@pytest.mark.parametrize("failing", ["mkdir", "save_file", "torch.save", "write_bytes", "fsync"])
+def test_a_full_disk_leaves_the_old_one(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_last(tmp_path, some(1))
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    targets = {
+        "mkdir": (Path, "mkdir"),
+        "save_file": (checkpoints, "save_file"),
+        "torch.save": (torch, "save"),
+        "write_bytes": (Path, "write_bytes"),
+        "fsync": (checkpoints.os, "fsync"),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(*targets[failing], full)
+        with pytest.raises(CheckpointError, match=r"last could not.*No space.*needs about \d"):
+            save_last(tmp_path, some(2))
+    found = load_last(tmp_path, print)
+    assert found is not None
+    assert_same(found, some(1))
+    save_last(tmp_path, some(3))  # and once there is room, it goes on
+    assert_same(load(tmp_path / "last"), some(3))
+
+
+def test_killed_between_the_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_last(tmp_path, some(1))
+    save_last(tmp_path, some(2))
+    renames = []
+    rename = Path.rename
+
+    def stop_before_the_second(self: Path, target: Path) -> Path:
+        renames.append(target)
+        if len(renames) == 2:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", stop_before_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            save_last(tmp_path, some(3))
+    found = load_last(tmp_path, print)
+    assert found is not None
+    assert_same(found, some(2))
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    save_last(tmp_path, some(1))
+    folder = tmp_path / "last"
+    torch.save({"path": Path("/")}, folder / "state.pt")  # a class that nobody allowed
+    content = {n: (folder / n).read_bytes() for n in ("model.safetensors", "state.pt")}
+    written = {n: {"bytes": len(c), "sha256": checkpoints._sha256(c)} for n, c in content.items()}
+    (folder / "digest.json").write_bytes(checkpoints._digest_text(written))
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        load(folder)
