@@ -70,5 +70,5 @@ def test_beyond_pillows_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     assert OpenImage(tmp_path / "x.png", PLENTY).size == (64, 64)
     assert Image.MAX_IMAGE_PIXELS == 1000
-    with pytest.raises(ValueError, match="64x64 pixels .* GiB are free"):
+    with pytest.raises(ValueError, match=r"64x64 pixels .* GiB are free"):
         OpenImage(tmp_path / "x.png", 8 * 64 * 64 - 1)
