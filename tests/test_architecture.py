@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": {"data"},
     "optim": set(),
     "sizes": set(),
-    "train": {"data", "losses", "metrics", "models", "nn", "optim", "sizes", "__version__"},
+    "train": {"data", "losses", "metrics", "models", "nn", "ops", "optim", "sizes", "__version__"},
     "doctor": {"ops", "nn", "__version__"},
     "bench": {"models", "nn", "ops", "train"},
     "predict": {"data", "nn", "sizes", "train"},

@@ -40,8 +40,10 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None =
     target, logits = labels.long(), _exact(logits)
     if weights is not None:
         weights = weights.to(logits.dtype)
-    total = functional.cross_entropy(logits, target, weights, ignore_index=VOID, reduction="sum")
-    return total / (target != VOID).sum().clamp(min=1)
+    # On a GPU torch's own sum is not the same in every run; asked for that, it is made here.
+    how = "none" if torch.are_deterministic_algorithms_enabled() else "sum"
+    losses = functional.cross_entropy(logits, target, weights, ignore_index=VOID, reduction=how)
+    return losses.sum() / (target != VOID).sum().clamp(min=1)
 
 
 def contour_loss(logits: Tensor, segments: Tensor, labels: Tensor, near: int = NEAR) -> Tensor:

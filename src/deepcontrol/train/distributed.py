@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..data import VOID
 
@@ -85,15 +83,40 @@ def joined(device: torch.device) -> Iterator[Group]:
         torch.cuda.set_device(device)
     # gloo as well, with a GPU: what the processes agree on must not wait for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE)
-    yield Group(device, dist.get_rank(), dist.get_world_size())
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        backend, store=store_of_this_life(world), rank=rank, world_size=world, timeout=PATIENCE
+    )
+    yield Group(device, rank, world)
     # Not after an error: the others may be gone, and the goodbye would wait for them.
     dist.barrier()
     dist.destroy_process_group()
 
 
+def store_of_this_life(world: int) -> dist.Store:
+    """Where the processes find each other, apart from what those before a restart left there.
+
+    After an elastic restart torchrun's store is the same one as before, and torch looks for its
+    peers under the names that the dead ones have written.
+    """
+    agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        world_size=world,
+        is_master=not agent_has_it and os.environ["RANK"] == "0",
+        timeout=PATIENCE,
+    )
+    return dist.PrefixStore(f"life{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+# Below, torch's modules for sharding are imported where a run is sharded: they take a second.
+
+
 def shard_(model: nn.Module) -> nn.Module:
     """FSDP2, in place: each layer that has parameters of its own is gathered when it is used."""
+    from torch.distributed.fsdp import fully_shard
+
     for module in list(model.modules()):
         if module is not model and next(module.parameters(recurse=False), None) is not None:
             fully_shard(module)
@@ -103,18 +126,24 @@ def shard_(model: nn.Module) -> nn.Module:
 
 def whole(value: Any) -> Any:
     """The same with every sharded tensor put together, which all processes have to do."""
-    if isinstance(value, DTensor):
+    if is_sharded(value):
         return value.full_tensor()
     if isinstance(value, dict):
         return {k: whole(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(whole(v) for v in value)
+    if isinstance(value, list):
+        return [whole(v) for v in value]
     return value
 
 
-def sharded_like(value: Tensor, parameter: Tensor) -> Tensor:
+def sharded_like(value: Tensor, parameter: Any) -> Tensor:
     """This process's shard of a whole tensor, where the parameter is sharded."""
-    if isinstance(parameter, DTensor):
-        place = parameter.device_mesh, parameter.placements
-        return distribute_tensor(value.to(parameter.device), *place)
-    return value
+    if not is_sharded(parameter):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    value = value.to(parameter.device)
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+
+
+def is_sharded(value: Any) -> bool:
+    return isinstance(value, Tensor) and hasattr(value, "full_tensor")  # a DTensor

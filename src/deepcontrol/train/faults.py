@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from .checkpoint import LAST
 from .devices import peak_mib
+from .distributed import is_sharded, whole
 from .objective import Loss
 
 
@@ -49,21 +49,24 @@ def find_culprit(model: nn.Module, loss: Loss, inputs: Tensor, targets: Sequence
         if not trail.first and not _finite(value):
             trail.first = "the loss was the first, of finite outputs"
         if not trail.first:
-            # Not .backward(), which would set off the exchange between processes.
-            named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-            parameters = [p for _, p in named]
-            if isinstance(model, FSDPModule):
-                value.backward()
-                gradients: Sequence[Tensor | None] = [p.grad for p in parameters]
-            else:
-                gradients = torch.autograd.grad(value, parameters, allow_unused=True)
-            for (name, _), gradient in zip(named, gradients, strict=True):
-                if not trail.first and gradient is not None and not _finite(gradient):
-                    trail.first = f"the gradient of {name} was the first"
+            _look_backward(trail, model, value)
         return trail.first
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _look_backward(trail: "_Trail", model: nn.Module, loss: Tensor) -> None:
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    gradients: Sequence[Tensor | None]
+    if any(map(is_sharded, named.values())):  # whole while they are used, so not in this graph
+        loss.backward()
+        gradients = [p.grad for p in named.values()]
+    else:  # not .backward(), which would set off DDP's exchange between the processes
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    for name, gradient in zip(named, gradients, strict=True):
+        if not trail.first and gradient is not None and not _finite(gradient):
+            trail.first = f"the gradient of {name} was the first"
 
 
 class _Trail:
@@ -95,7 +98,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _finite(value: Tensor) -> bool:
-    return bool(torch.isfinite(value).all())
+    return bool(whole(torch.isfinite(value).all()))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from .distributed import Group
+from .distributed import Group, whole
 
 
 class Guard:
@@ -28,9 +27,7 @@ class Guard:
 
     def __call__(self, loss: Tensor) -> Tensor:
         loss = self.group.mean(loss)  # over all processes, so that they decide alike
-        norm = get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+        norm = whole(get_total_norm([p.grad for p in self._parameters if p.grad is not None]))
         finite = torch.isfinite(loss) & torch.isfinite(norm)
         self.bad.copy_(torch.maximum(self.bad, (~finite).float()))
         self.good_steps.add_(1 - self.bad)

@@ -131,7 +131,7 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrapped = wrap(model, config, group)
-    optimiser = sgd(model.parameters(), config.rate, config.momentum)
+    optimiser = sgd(model.parameters(), config.rate, config.momentum, sharded=config.fsdp)
     checkpoint = load_last(config.out, show.say)
     position = Position()
     if checkpoint is not None:
@@ -139,7 +139,9 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     guard = Guard(optimiser, group)
     objective = build_objective(config, train.cache, group.device)
     autocast = choose_autocast(config.precision, group.device)
-    step = TrainingStep(wrapped, objective.loss, optimiser, config.engine, autocast, guard)
+    # What several processes do together is neither captured nor compiled.
+    engine = "eager" if group.world > 1 or config.fsdp else config.engine
+    step = TrainingStep(wrapped, objective.loss, optimiser, engine, autocast, guard)
     events = None
     if group.leads:
         save_config(config, derived(config, model, train, val), about())
@@ -171,13 +173,13 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
 
 def wrap(model: nn.Module, config: Train, group: Group) -> nn.Module:
     """The model as several processes train it: replicated, or sharded."""
+    if config.fsdp and not torch.distributed.is_initialized():
+        raise ValueError("--fsdp shards over processes: start them with torchrun")
+    if config.engine.startswith("compile") and group.world > 1:
+        raise ValueError(f"--engine {config.engine} is for one process: choose eager or graph")
     if config.fsdp:
         return shard_(model)
-    if group.world == 1:
-        return model
-    if config.engine.startswith("compile"):
-        raise ValueError(f"--engine {config.engine} is for one process: choose eager or graph")
-    return DistributedDataParallel(model)
+    return DistributedDataParallel(model) if group.world > 1 else model
 
 
 def derived(config: Train, model: nn.Module, train: Batches, val: Batches) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 Engine = Literal["eager", "compile", "graph", "compile+graph"]
 
@@ -206,8 +205,8 @@ def _cannot_capture(
         return f"CUDA graphs need a CUDA device, the batch is on {device}"
     if not all(isinstance(a, Tensor) and a.device == device for a in batch):
         return f"a target that is not a tensor on {device} would be frozen in a graph"
-    if isinstance(model, (nn.parallel.DistributedDataParallel, FSDPModule)):
-        return "what several processes do together is not captured"
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return "DistributedDataParallel is not captured"
     for group in optimiser.param_groups:
         if group.get("capturable") is False:
             return f"{type(optimiser).__name__} can be captured only with capturable=True"

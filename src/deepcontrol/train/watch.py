@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..models.blocks import FilterResponseNorm2d
 from ..nn import AGCConv2d, AGCConvPool2d
+from ..ops import center_bias_act, gain_conv
 from .distributed import Group, whole
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
@@ -70,12 +71,23 @@ def is_block(module: nn.Module) -> bool:
 
 def where_open(module: nn.Module, input: Tensor, output: Any) -> Tensor:
     """Where a layer's nonlinearity let the signal through: bool, of the unpooled map."""
-    if isinstance(module, AGCConvPool2d):  # gives the pooled map alone
-        output = AGCConv2d.forward(module, input)
+    if isinstance(module, AGCConvPool2d):
+        output = unpooled(module, input)
     last = module[-1] if isinstance(module, nn.Sequential) else module
     if isinstance(last, FilterResponseNorm2d):  # open above its own threshold
-        return output > last.threshold[:, None, None]
+        return output > whole(last.threshold)[:, None, None]
     return output > 0
+
+
+def unpooled(neuron: AGCConvPool2d, input: Tensor) -> Tensor:
+    """What a neuron that pools would give if it did not."""
+    # By hand: in a sharded model the neuron's parameters are whole within its forward alone.
+    weight, gain, bias, lam = (
+        whole(p) for p in (neuron.weight, neuron.gain, neuron.bias, neuron.mean_scale)
+    )
+    x, padding = neuron._padded(input)
+    v = gain_conv(x, weight, gain, neuron.stride, padding, neuron.dilation, neuron.groups)
+    return center_bias_act(v, bias, lam, neuron.activation, overwrite=True)
 
 
 def parameter_statistics(layer: nn.Module) -> dict[str, dict[str, float]]:

@@ -1,0 +1,32 @@
+"""What torchrun starts in tests: `deepcontrol`, and in the first life of process 1 a sudden end.
+
+torchrun ... launched.py DIES_AT train ...        0: it does not die
+"""
+
+import itertools
+import os
+import signal
+import sys
+
+import torch
+
+from deepcontrol.cli import main
+from deepcontrol.train import TrainingStep
+
+
+def die_at(step: int) -> None:
+    steps, call = itertools.count(1), TrainingStep.__call__
+
+    def counted(self: TrainingStep, *batch: torch.Tensor) -> torch.Tensor:
+        if next(steps) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(self, *batch)
+
+    TrainingStep.__call__ = counted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if first_life and os.environ["RANK"] == "1":
+        die_at(int(sys.argv[1]))
+    sys.exit(main(sys.argv[2:]))

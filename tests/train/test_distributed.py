@@ -1,0 +1,155 @@
+"""Several processes train as one would: the same gradient, each image once, elastic restarts."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from deepcontrol.data import VOID, Batch
+from deepcontrol.train import records
+from deepcontrol.train.build import build_data, build_model, open_sources
+from deepcontrol.train.checkpoint import load
+from deepcontrol.train.distributed import Group
+from deepcontrol.train.evaluate import evaluate
+from deepcontrol.train.objective import Objective
+from tests.processes import WORLD, run_two
+from tests.train.runs import command, differences, metrics, tiny
+
+CLASSES = 19
+
+
+def batch_of(images: int) -> Batch:
+    """Noise, whose labels are void to a different share in each image."""
+    rng = torch.Generator().manual_seed(3)
+    labels = torch.randint(CLASSES, (images, 32, 64), generator=rng).to(torch.uint8)
+    for i in range(images):
+        labels[i, : 7 * i] = VOID
+    pictures = torch.randn(images, 3, 32, 64, generator=rng, dtype=torch.float64)
+    segments = torch.randint(5, (images, 32, 64), generator=rng).to(torch.int16)
+    return Batch(pictures, labels, segments)
+
+
+def gradients(kind: dict[str, str], group: Group, batch: Batch, images: int) -> dict[str, Tensor]:
+    """Of the loss of a whole batch, of which this process has `batch`."""
+    model = build_model(tiny(**kind), CLASSES).double()
+    objective = Objective(kind["model"], torch.linspace(0.5, 1.5, CLASSES))
+    wrapped = DistributedDataParallel(model) if group.world > 1 else model
+    shares = (group.shares(batch.labels, images),) if group.world > 1 else ()
+    objective.loss(wrapped(batch.images), *objective.targets(batch), *shares).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def share_of_gradients(rank: int, folder: str, kind: dict[str, str], images: int) -> None:
+    batch = batch_of(images)
+    own = Batch(*(a[rank::WORLD] for a in batch))
+    if rank >= images:  # as Batches has it: an image that counts nowhere
+        own = Batch(batch.images, torch.full_like(batch.labels, VOID), batch.segments)
+    found = gradients(kind, Group(torch.device("cpu"), rank, WORLD), own, images)
+    torch.save(found, Path(folder) / f"{rank}.pt")
+
+
+def largest_difference(kind: dict[str, str], images: int, folder: Path) -> float:
+    """Between two processes' gradient and one's, relative to the largest gradient of each kind."""
+    run_two(share_of_gradients, str(folder), kind, images)
+    alone = gradients(kind, Group(torch.device("cpu")), batch_of(images), images)
+    worst = 0.0
+    for rank in range(WORLD):
+        shared = torch.load(folder / f"{rank}.pt", weights_only=True)
+        assert shared.keys() == alone.keys()
+        for name, value in alone.items():
+            assert value.abs().max() > 0
+            error = (shared[name] - value).abs().max() / value.abs().max()
+            worst = max(worst, float(error))
+    return worst
+
+
+@pytest.mark.parametrize("images", [3, 1])
+def test_with_agc_two_processes_have_the_gradient_of_one(images: int, tmp_path: Path) -> None:
+    kind = {"model": "segnet", "norm": "agc"}
+    assert largest_difference(kind, images, tmp_path) < 1e-10
+
+
+def test_with_contours_too(tmp_path: Path) -> None:
+    kind = {"model": "classnet", "norm": "none"}
+    assert largest_difference(kind, 3, tmp_path) < 1e-10
+
+
+def test_with_batchnorm_they_do_not(tmp_path: Path) -> None:
+    """Each process normalises by its own images' statistics: another function, another gradient."""
+    kind = {"model": "segnet", "norm": "bn"}
+    assert largest_difference(kind, 3, tmp_path) > 1e-2
+
+
+def evaluated(rank: int, folder: str) -> None:
+    config = tiny()
+    data = build_data(
+        config, open_sources(config), Group(torch.device("cpu"), rank, WORLD), lambda *_: None
+    )
+    torch.save(evaluate(model_for_evaluation(), data.val).counts, Path(folder) / f"{rank}.pt")
+
+
+def model_for_evaluation() -> torch.nn.Module:
+    return build_model(tiny(), CLASSES)
+
+
+def test_every_validation_image_counts_once(tmp_path: Path) -> None:
+    """3 images in batches of 2: the last batch leaves one process without an image."""
+    run_two(evaluated, str(tmp_path))
+    config = tiny()
+    data = build_data(config, open_sources(config), Group(torch.device("cpu")), lambda *_: None)
+    alone = evaluate(model_for_evaluation(), data.val).counts
+    assert alone.sum() == (torch.from_numpy(data.val.cache.labels) != VOID).sum()
+    for rank in range(WORLD):
+        assert torch.equal(torch.load(tmp_path / f"{rank}.pt", weights_only=True), alone)
+
+
+def launch(out: Path, dies_at: int = 0, **changes: Any) -> str:
+    """Two processes under torchrun, which starts them anew when one dies; what they said."""
+    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    script = [str(Path(__file__).with_name("launched.py")), str(dies_at)]
+    words = [sys.executable, "-m", *torchrun, *script, *command(out, **changes)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two processes, undisturbed."""
+    run = tmp_path_factory.mktemp("together") / "run"
+    launch(run)
+    return run
+
+
+def assert_close(run: Path, other: Path) -> None:
+    """The same but for the order of sums."""
+    weights = load(other / "last").model
+    for name, value in load(run / "last").model.items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-3, atol=1e-4, msg=name)
+    for a, b in zip(metrics(run), metrics(other), strict=True):
+        assert a == pytest.approx(b, rel=0.02)
+
+
+def test_two_processes_end_where_one_does(whole: Path, together: Path) -> None:
+    assert_close(together, whole)
+    layers = [records.read(run / records.LAYERS)[0]["layers"] for run in (together, whole)]
+    assert layers[0] == layers[1]  # before any training, to the bit: counts are whole numbers
+
+
+def test_killed_and_restarted_they_end_there_too(together: Path, tmp_path: Path) -> None:
+    said = launch(tmp_path / "run", dies_at=7)
+    assert "continued after epoch 1, step 0" in said
+    assert differences(tmp_path / "run", together) == []
+
+
+def test_sharded_killed_and_restarted(together: Path, tmp_path: Path) -> None:
+    """FSDP2: parameters and momentum are put together for the checkpoint, and split again."""
+    said = launch(tmp_path / "run", dies_at=7, fsdp="")
+    assert "continued after epoch 1, step 0" in said
+    assert_close(tmp_path / "run", together)

@@ -1,0 +1,121 @@
+"""A run that was killed ends where it would have ended, to the bit."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepcontrol.cli import main
+from deepcontrol.metrics import ConfusionMatrix
+from deepcontrol.train import records
+from deepcontrol.train.checkpoint import load
+from tests.train.runs import STEPS, command, differences, metrics, signal_at_step, start, train_here
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_at_20_random_moments_20_of_20_end_alike(workers: int, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "tests.train.killing", str(tmp_path), str(workers), "20"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == [f"{i}: the same" for i in range(20)], done.stderr[-2000:]
+
+
+def test_the_whole_of_it_is_written(whole: Path) -> None:
+    run, lines = whole, metrics(whole)
+    assert [line["epoch"] for line in lines] == [0, 1, 2, 3]
+    assert [line["step"] for line in lines] == [0, 4, 8, STEPS]
+    assert [line["epoch"] for line in records.read(run / records.LAYERS)] == [0, 1, 2, 3]
+    assert lines[0]["train_loss"] is None
+    assert lines[3]["train_loss"] < lines[1]["train_loss"]
+    there = {path.name.split(".")[0] for path in run.iterdir()}
+    assert there == {
+        "config", "metrics", "layers", "events", "last", "previous", "best", "samples", "lock",
+    }  # fmt: skip
+    assert [path.name for path in (run / "samples").iterdir()] == ["epoch-0002.png"]
+    best = min(lines[1:], key=lambda line: line["val_error"])
+    assert load(run / "best").state["position"]["best_epoch"] == best["epoch"]
+
+
+def test_more_epochs_are_the_same_run_for_longer(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_here(tmp_path / "two", epochs=2)
+    assert main(["train", "--out", str(tmp_path / "two"), "--epochs", "3", "--workers", "1"]) == 0
+    assert "continued after epoch 2" in capsys.readouterr().out
+    assert differences(tmp_path / "two", whole) == []
+    assert main(["train", "--out", str(tmp_path / "two")]) == 0  # with nothing left to do
+    assert differences(tmp_path / "two", whole) == []
+
+
+def test_a_torn_checkpoint_is_passed_over(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_here(tmp_path / "torn", epochs=2)
+    path = tmp_path / "torn" / "last" / "state.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+    train_here(tmp_path / "torn")
+    said = capsys.readouterr().out
+    assert "passed over" in said
+    assert "continued after epoch 1" in said
+    assert differences(tmp_path / "torn", whole) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"norm": "bn"},
+        {"norm": "agc", "init": "identity", "momentum": "0"},
+        {"model": "classnet", "norm": "none", "epochs": "2"},
+    ],
+    ids=["buffers", "no momentum", "classnet"],
+)
+def test_stopped_in_an_epoch_other_models_go_on_alike(
+    kind: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_here(tmp_path / "whole", **kind)
+    with monkeypatch.context() as patch:
+        signal_at_step(6, signal.SIGTERM, patch)
+        assert main(command(tmp_path / "stopped", **kind)) == 128 + signal.SIGTERM
+    position = load(tmp_path / "stopped" / "last").state["position"]
+    assert (position["epoch"], position["step"]) == (1, 2)
+    train_here(tmp_path / "stopped", **kind)
+    assert differences(tmp_path / "stopped", tmp_path / "whole") == []
+
+
+def test_stopped_in_an_evaluation(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch's steps are done and saved; its evaluation is made when the run goes on."""
+    original, calls = ConfusionMatrix.update, []
+
+    def update(self: ConfusionMatrix, *args: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:  # the first of epoch 1's two batches
+            os.kill(os.getpid(), signal.SIGINT)
+        original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConfusionMatrix, "update", update)
+        assert main(command(tmp_path / "stopped")) == 130
+    position = load(tmp_path / "stopped" / "last").state["position"]
+    assert (position["epoch"], position["step"]) == (0, 4)
+    train_here(tmp_path / "stopped")
+    assert differences(tmp_path / "stopped", whole) == []
+
+
+@pytest.mark.gpu
+def test_deterministic_on_a_gpu(tmp_path: Path) -> None:
+    """In processes of their own, as the switch is the whole process's."""
+    flags = {"device": "cuda", "deterministic": ""}
+    whole = start(tmp_path / "whole", **flags)
+    assert whole.wait(120) == 0, whole.stderr
+    half = start(tmp_path / "half", **flags | {"epochs": "2"})
+    assert half.wait(120) == 0, half.stderr
+    rest = start(tmp_path / "half", **flags)
+    assert rest.wait(120) == 0, rest.stderr
+    assert differences(tmp_path / "half", tmp_path / "whole") == []
