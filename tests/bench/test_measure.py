@@ -96,6 +96,7 @@ def test_a_chart_is_drawn_of_what_was_timed(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
 @pytest.mark.parametrize("engine", ["eager", "graph", "compile+graph"])
 @pytest.mark.parametrize("contender", ["agc", "bn"])
 def test_a_step_on_the_device(contender: str, engine: str) -> None:

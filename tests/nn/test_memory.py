@@ -63,8 +63,9 @@ def test_autocast_keeps_the_small_copies() -> None:
         kept = saved_bytes(model, x)
     maps = sum(N * c * H * W * 2 for c in WIDTHS)
     means = sum(N * c * 4 for c in WIDTHS[1:])
-    classifier_filters = 2 * WIDTHS[-1] * CLASSES  # the plain convolution's own bf16 copy
-    assert kept == maps + means + classifier_filters
+    # A bf16 copy of the filters, the neurons' scaled ones as the plain convolution's.
+    filters = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d))
+    assert kept == maps + means + filters
 
 
 def test_smooth_activations_keep_one_more_map() -> None:

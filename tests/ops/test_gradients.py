@@ -100,7 +100,8 @@ def test_opcheck(
     params = [filters(c, device).float().detach().requires_grad_(grad) for _ in range(3)]
     torch.library.opcheck(torch.ops.deepcontrol.agc, (z, *params))
     for activation in ACTIVATIONS:
-        torch.library.opcheck(torch.ops.deepcontrol.center_bias_act, (z, *params[:2], activation))
+        op = torch.ops.deepcontrol.center_bias_act
+        torch.library.opcheck(op, (z, *params[:2], activation, grad))
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

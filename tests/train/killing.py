@@ -18,7 +18,9 @@ from deepcontrol.cli import main
 from deepcontrol.data.streets.source import Streets
 from deepcontrol.train import TrainingStep
 from deepcontrol.train.build import open_sources
-from tests.train.runs import STEPS, command, differences, tiny
+from tests.train.runs import command, differences, tiny
+
+EPOCHS, STEPS = 2, 8  # of these runs
 
 
 def forked(arguments: list[str], kill_at: tuple[int, float] | None = None) -> int:
@@ -51,7 +53,7 @@ def killed_and_continued(folder: Path, workers: int, number: int, whole: Path) -
     rng = random.Random(1000 * workers + number)
     step, seconds = rng.randrange(1, STEPS + 1), rng.uniform(0, 0.04)
     run = folder / f"run{number}"
-    arguments = command(run, workers=workers, save_steps=rng.choice([0, 1, 3]))
+    arguments = command(run, epochs=EPOCHS, workers=workers, save_steps=rng.choice([0, 1, 3]))
     status = forked(arguments, (step, seconds))
     if status != -signal.SIGKILL:
         # It may have been done before the kill, if that was to come after the last step.
@@ -67,7 +69,7 @@ def kill_many() -> None:
     Streets.fingerprint = functools.cache(Streets.fingerprint)  # type: ignore[method-assign]
     for source in open_sources(tiny()):
         source.fingerprint()
-    assert forked(command(whole)) == 0
+    assert forked(command(whole, epochs=EPOCHS)) == 0
     for number in range(count):
         wrong = killed_and_continued(folder, workers, number, whole)
         print(f"{number}: {wrong or 'the same'}", flush=True)

@@ -17,6 +17,7 @@ from ..ops.agc import backward as layer_backward
 from ..ops.agc import forward as layer_forward
 from ..ops.center import backward as center_backward
 from ..ops.center import forward as center_forward
+from ..ops.center import kept
 from .cases import Case, wanted
 from .measure import MIB, event_milliseconds, quantile, spread
 from .record import Row
@@ -33,14 +34,15 @@ Call = tuple[Callable[[], Any], int]  # an op on buffers of its own, and the byt
 
 def center_forward_call(batch: int, *size: int) -> Call:
     v, (_, beta, lam) = maps(batch, *size), per_filter(size[0])
-    # Over v itself, as in a training step.
-    return lambda: center_forward(v, beta, lam, "relu", v), 2 * v.nbytes
+    # Over v itself and with what the backward needs, as in a training step.
+    return lambda: center_forward(v, beta, lam, "relu", v, training=True), 2 * v.nbytes
 
 
 def center_backward_call(batch: int, *size: int) -> Call:
-    g, y, (_, beta, lam) = maps(batch, *size), maps(batch, *size), per_filter(size[0])
-    mean = torch.zeros(batch, size[0], device="cuda")
-    return lambda: center_backward(g, y, beta, lam, mean, "relu"), 3 * g.nbytes
+    g, v, (_, beta, lam) = maps(batch, *size), maps(batch, *size), per_filter(size[0])
+    y, mean, bits = center_forward(v, beta, lam, "relu", v, training=True)
+    of_maps = kept("relu", v, y, bits)
+    return lambda: center_backward(g, of_maps, beta, lam, mean, "relu"), 3 * g.nbytes
 
 
 def layer_forward_call(batch: int, *size: int) -> Call:

@@ -53,8 +53,10 @@ def about(device: str) -> Row:
 def source_hash() -> str:
     """A short name of the code that is measured: it changes when a file of it does."""
     package = Path(__file__).parents[1]
-    parts = ("ops", "nn", "models", "train")
-    files = sorted(path for part in parts for path in (package / part).rglob("*.py"))
+    files = sorted(
+        path for part in ("ops", "nn", "models") for path in (package / part).rglob("*.py")
+    )
+    files.append(package / "train" / "step.py")
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())

@@ -7,7 +7,8 @@ With g the gradient of y, h = g * act'(u), and sums over positions p and samples
     dv = h - lam * mean(h)       dbeta = sum h       dlam = -sum_s m_s * sum_p h
 
 For ReLU and leaky ReLU act' is read off y, the next convolution's input, which is kept anyway.
-So a neuron keeps N x C means and no map of its own: the memory of no normalisation.
+So a neuron keeps N x C means and no map of its own: the memory of no normalisation. The kernels
+keep y's signs besides, a bit each: see open_bits.py.
 
 Two ways lead to the same arithmetic: an autograd.Function, which costs eager mode the least time in
 Python and can write over v, and an op that torch.compile sees through (kernels/agc_ops.py).
@@ -30,6 +31,7 @@ from .maps import (
     over_maps,
     positions,
 )
+from .open_bits import empty_bits, unpack
 from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
 
 
@@ -53,7 +55,8 @@ def center_bias_act(
     if torch.compiler.is_compiling():
         if not compiles_with_ops():
             return reference.center_bias_act(v, bias, mean_scale, activation)
-        y, _ = torch.ops.deepcontrol.center_bias_act(v, bias, mean_scale, activation)
+        training = torch.is_grad_enabled()
+        y, *_ = torch.ops.deepcontrol.center_bias_act(v, bias, mean_scale, activation, training)
     else:
         y, _ = _CenterBiasAct.apply(v, bias, mean_scale, activation, overwrite)
     return y
@@ -65,17 +68,23 @@ def forward(
     mean_scale: Tensor,
     activation: str,
     y: Tensor | None,
+    training: bool = False,
     traced: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """y and the means (N, C); y is written where it is given, which may be v."""
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """y, the means (N, C) and in training, where kernels make them, the bits of open_bits.py.
+
+    y is written where it is given, which may be v.
+    """
     if takes_kernels(v, traced):
         from .kernels import agc as kernels
 
-        return kernels.forward(v, None, bias, mean_scale, activation, y, traced=traced)
+        bits = empty_bits(v, activation) if training else None
+        y, mean = kernels.forward(v, None, bias, mean_scale, activation, y, bits, traced=traced)
+        return y, mean, bits
     mean = map_mean(v)
     y = torch.empty_like(v) if y is None else y
     torch.add(v, over_maps(_shift(mean, bias, mean_scale), v), out=y)
-    return ACTIVATIONS[activation].apply_(y), mean
+    return ACTIVATIONS[activation].apply_(y), mean, None
 
 
 def backward(
@@ -88,13 +97,15 @@ def backward(
     grad_mean: Tensor | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dv, dbias, dmean_scale.
+    """dv, dbias, dmean_scale; `kept` is what kept() chose.
 
     The plain form is differentiable: a second derivative is its own autograd. That one reaches v
     through the mean, which has a gradient then, grad_mean.
     """
     again = not traced and wants_derivatives(g, grad_mean)
-    if not again and takes_kernels(g, traced) and (kept is None or takes_kernels(kept, traced)):
+    bits = kept is not None and kept.dtype == torch.uint8
+    takes = kept is None or bits or takes_kernels(kept, traced)
+    if not again and takes_kernels(g, traced) and takes:
         from .kernels import agc as kernels
 
         dv, _, dbias, dscale = kernels.backward(
@@ -102,8 +113,9 @@ def backward(
         )
         return dv, dbias, dscale
     act = ACTIVATIONS[activation]
-    if act.needs == "input":
-        assert kept is not None
+    if kept is not None and bits:
+        kept = unpack(kept, g)
+    elif kept is not None and act.needs == "input":
         kept = kept + over_maps(_shift(mean, bias, mean_scale), kept)
     h = act.backward(g, kept)  # type: ignore[arg-type]
     sum_h = map_sum(h)
@@ -121,8 +133,10 @@ def _shift(mean: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
     return torch.addcmul(bias, mean_scale, mean, value=-1)
 
 
-def kept(activation: str, v: Tensor, y: Tensor) -> Tensor | None:
-    return {"nothing": None, "output": y, "input": v}[ACTIVATIONS[activation].needs]
+def kept(activation: str, v: Tensor, y: Tensor, bits: Tensor | None) -> Tensor | None:
+    """What the backward needs of the maps."""
+    output = y if bits is None else bits
+    return {"nothing": None, "output": output, "input": v}[ACTIVATIONS[activation].needs]
 
 
 class _CenterBiasAct(torch.autograd.Function):
@@ -132,12 +146,13 @@ class _CenterBiasAct(torch.autograd.Function):
     def forward(
         ctx: Any, v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, overwrite: bool
     ) -> tuple[Tensor, Tensor]:
-        needs_v = ACTIVATIONS[activation].needs == "input" and any(ctx.needs_input_grad)
-        overwrite = overwrite and not needs_v
-        y, mean = forward(v, bias, mean_scale, activation, v if overwrite else None)
+        training = any(ctx.needs_input_grad)
+        overwrite = overwrite and not (training and ACTIVATIONS[activation].needs == "input")
+        out = v if overwrite else None
+        y, mean, bits = forward(v, bias, mean_scale, activation, out, training)
         if overwrite:
             ctx.mark_dirty(v)
-        ctx.save_for_backward(kept(activation, v, y), bias, mean_scale, mean)
+        ctx.save_for_backward(kept(activation, v, y, bits), bias, mean_scale, mean)
         ctx.activation = activation
         ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
         ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
@@ -146,8 +161,8 @@ class _CenterBiasAct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         g, grad_mean = grads
-        output_or_input, bias, mean_scale, mean = ctx.saved_tensors
+        of_maps, bias, mean_scale, mean = ctx.saved_tensors
         g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
         g = like_layout(g, ctx.order)
-        of = (g, output_or_input, bias, mean_scale, mean, ctx.activation, grad_mean)
+        of = (g, of_maps, bias, mean_scale, mean, ctx.activation, grad_mean)
         return *backward(*of), None, None

@@ -60,7 +60,7 @@ def forward_pool(
         from .kernels import agc_pool as kernels
 
         return kernels.forward(v, bias, mean_scale, activation, traced=traced)
-    y, mean = forward(v, bias, mean_scale, activation, None)
+    y, mean, _ = forward(v, bias, mean_scale, activation, None)
     last = is_channels_last(v)
     if not traced:
         return *run_pool(y, last), mean

@@ -2,7 +2,8 @@
 
 With dV the gradient of the scaled filters: dgamma = <W, dV> over each filter, dW = gamma dV. That
 is exact for any gamma, zero included, and needs no output. V is made again in the backward, which
-costs a pass over the weights and keeps a network's memory at its activations alone.
+costs a pass over the weights and keeps a network's memory at its activations alone; but under
+autocast it is kept, as the cast weights of every convolution are there.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 from . import reference
 from .backend import takes_kernels
 from .maps import accumulate_dtype
-from .tracing import wants_derivatives, wants_plain_ops
+from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
 
 
 def gain_conv(
@@ -32,9 +33,13 @@ def gain_conv(
     if autocast is not None:
         x = x.to(autocast)  # as torch's own convolutions do, so that what is kept is the small copy
     args = (list(stride), list(padding), list(dilation), groups)
-    if wants_plain_ops() or torch.compiler.is_compiling():
-        # A compiler decides by itself to make gamma W again rather than to keep it.
+    if wants_plain_ops():
         return reference.gain_conv(x, weight, gain, *args)
+    if torch.compiler.is_compiling():
+        if not compiles_with_ops():
+            return reference.gain_conv(x, weight, gain, *args)
+        scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype)
+        return reference.conv(x, scaled, *args)
     return _GainConv.apply(x, weight, gain, *args)
 
 
@@ -74,41 +79,46 @@ class _GainConv(torch.autograd.Function):
         dilation: list[int],
         groups: int,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight, gain)
+        scaled = scale(weight, gain, x.dtype)
+        ctx.save_for_backward(x, weight, gain, scaled if x.dtype != weight.dtype else None)
         ctx.geometry = geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
-        return torch.convolution(x, _scale(weight, gain, x.dtype), None, *geometry)
+        return torch.convolution(x, scaled, None, *geometry)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, gain = ctx.saved_tensors
+        x, weight, gain, scaled = ctx.saved_tensors
+        if scaled is None or torch.is_grad_enabled():  # a second derivative goes through V
+            scaled = scale(weight, gain, x.dtype)
         needs_x, needs_weight, needs_gain = ctx.needs_input_grad[:3]
         mask = [needs_x, needs_weight or needs_gain, False]
         dx, dscaled, _ = torch.ops.aten.convolution_backward(
-            grads[0], x, _scale(weight, gain, x.dtype), None, *ctx.geometry, mask
+            grads[0], x, scaled, None, *ctx.geometry, mask
         )
         dweight = dgain = None
         if dscaled is not None:
-            dweight, dgain = _scale_backward(weight, gain, dscaled)
+            dweight, dgain = scale_backward(weight, gain, dscaled)
         return dx, dweight, dgain, None, None, None, None
 
 
-def _scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype, traced: bool = False) -> Tensor:
     """gamma W in the dtype that the convolution runs in."""
-    if not torch.is_grad_enabled() and takes_kernels(weight):
+    if (traced or not torch.is_grad_enabled()) and takes_kernels(weight, traced):
         from .kernels import gain as kernels
 
         if kernels.takes(weight):
-            return kernels.scale(weight, gain, dtype)
+            return kernels.scale(weight, gain, dtype, traced)
     return reference.gained(weight, gain, dtype)
 
 
-def _scale_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
+def scale_backward(
+    weight: Tensor, gain: Tensor, dscaled: Tensor, traced: bool = False
+) -> tuple[Tensor, Tensor]:
     """dW = gamma dV and dgamma = <W, dV>; differentiable where somebody differentiates again."""
-    if not wants_derivatives(dscaled) and takes_kernels(weight):
+    if (traced or not wants_derivatives(dscaled)) and takes_kernels(weight, traced):
         from .kernels import gain as kernels
 
         if kernels.takes(weight):
-            return kernels.scale_backward(weight, gain, dscaled)
+            return kernels.scale_backward(weight, gain, dscaled, traced)
     dweight = reference.gained(dscaled, gain, weight.dtype)
     products = weight.to(accumulate_dtype(weight.dtype)) * dscaled
     return dweight, products.sum(tuple(range(1, weight.dim()))).to(gain.dtype)

@@ -39,9 +39,20 @@ def gain_conv(
     groups: int,
 ) -> Tensor:
     """conv(x, gamma W): a convolution of 1 to 3 dimensions whose filters carry their gain."""
-    scaled = gained(weight, gain, x.dtype)
+    return conv(x, gained(weight, gain, x.dtype), stride, padding, dilation, groups)
+
+
+def conv(
+    x: Tensor,
+    filters: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """torch's convolution of 1 to 3 dimensions, without a bias."""
     none = [0] * len(stride)
-    return torch.convolution(x, scaled, None, stride, padding, dilation, False, none, groups)
+    return torch.convolution(x, filters, None, stride, padding, dilation, False, none, groups)
 
 
 def gained(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:

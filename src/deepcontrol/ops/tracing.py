@@ -43,7 +43,7 @@ def _register_ops() -> bool:
     op that launches Triton's kernels is to import Triton.
     """
     try:
-        from .kernels import agc_ops, agc_pool_ops, pool_ops  # noqa: F401
+        from .kernels import agc_ops, agc_pool_ops, gain_ops, pool_ops  # noqa: F401
     except ModuleNotFoundError as missing:
         if missing.name != "triton":
             raise

@@ -16,6 +16,7 @@ from .step import Engine
 
 FORMAT = 1  # of config.json
 CONFIG = "config.json"
+SMALLEST = 32  # pixels a side: SegNet halves them five times
 
 # What may differ when a run is continued: no number of the run depends on it. More epochs are the
 # same run for longer, because the rate is fixed.
@@ -28,9 +29,10 @@ class Train:
 
     The run folder gets the configuration, a line of metrics an epoch, TensorBoard's events,
     pictures and checkpoints. The same --out again continues from its last checkpoint with the
-    configuration it was started with; a flag that would change the run is refused. The exit code
-    is 0 when all epochs are done, 1 after an error, 130 and 143 after SIGINT and SIGTERM: those
-    finish the step and save first, and a second SIGINT leaves at once.
+    configuration it was started with; a flag that would change the run is refused.
+
+    The exit code is 0 when all epochs are done, 1 after an error, 2 for a wrong flag, 130 and 143
+    after SIGINT and SIGTERM: those finish the step and save first. A second SIGINT leaves at once.
 
     On several GPUs: torchrun --nproc-per-node 8 -m deepcontrol train ...
     """
@@ -92,6 +94,9 @@ class Train:
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"--{_flag(name)} must be at least {least}, got {value}")
+        if min(self.size) < SMALLEST:
+            size = "x".join(map(str, self.size))
+            raise ValueError(f"--size must be at least {SMALLEST}x{SMALLEST}, got {size}")
         if not 0 < self.width <= 16:
             raise ValueError(f"--width must be above 0 and at most 16, got {self.width}")
         if self.lr is not None and not 0 < self.lr < float("inf"):

@@ -61,6 +61,14 @@ class Group:
         dist.all_gather_object(values, value)
         return values
 
+    def from_first(self, value: T) -> T:
+        """The first process's value."""
+        if self.world == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, device=torch.device("cpu"))
+        return values[0]
+
     def shares(self, labels: Tensor, images: int) -> Tensor:
         """What this process's mean over pixels, and over images, counts in the whole batch's.
 
@@ -87,40 +95,44 @@ def joined(device: torch.device) -> Iterator[Group]:
     dist.init_process_group(
         backend, store=store_of_this_life(world), rank=rank, world_size=world, timeout=PATIENCE
     )
-    yield Group(device, rank, world)
+    group = Group(device, rank, world)
+    yield group
     # Not after an error: the others may be gone, and the goodbye would wait for them.
-    dist.barrier()
+    group.highest(0)
     dist.destroy_process_group()
 
 
-def store_of_this_life(world: int) -> dist.Store:
+def store_of_this_life(world: int) -> Any:
     """Where the processes find each other, apart from what those before a restart left there.
 
     After an elastic restart torchrun's store is the same one as before, and torch looks for its
     peers under the names that the dead ones have written.
     """
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         world_size=world,
         is_master=not agent_has_it and os.environ["RANK"] == "0",
         timeout=PATIENCE,
     )
-    return dist.PrefixStore(f"life{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"life{life}", store)  # type: ignore[attr-defined]
 
 
 # Below, torch's modules for sharding are imported where a run is sharded: they take a second.
 
 
-def shard_(model: nn.Module) -> nn.Module:
+def shard_(model: nn.Module, group: Group) -> nn.Module:
     """FSDP2, in place: each layer that has parameters of its own is gathered when it is used."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh = init_device_mesh(group.device.type, (group.world,))
     for module in list(model.modules()):
         if module is not model and next(module.parameters(recurse=False), None) is not None:
-            fully_shard(module)
-    fully_shard(model)
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model
 
 

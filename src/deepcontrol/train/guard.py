@@ -47,12 +47,16 @@ class Gauge:
         self.guard, on_gpu = guard, guard.bad.is_cuda
         self._host = torch.zeros(3, dtype=torch.float64, pin_memory=on_gpu)
         self._arrived = torch.cuda.Event() if on_gpu else None
+        self._posted = False
 
     def read_after(self, loss: Tensor) -> Reading:
         """After a step. A GPU is not waited for: there it is what was read the time before."""
         if self._arrived is None:
             self._post(loss)
             return self._read()
+        if not self._posted:  # the first time there is nothing from before
+            self._post(loss)
+            self._arrived.record()
         self._arrived.synchronize()
         reading = self._read()
         self._post(loss)
@@ -64,6 +68,7 @@ class Gauge:
         return Reading(float("nan"), bool(self.guard.bad), int(self.guard.good_steps))
 
     def _post(self, loss: Tensor) -> None:
+        self._posted = True
         values = [loss.double(), self.guard.bad.double(), self.guard.good_steps]
         self._host.copy_(torch.stack(values), non_blocking=True)
 

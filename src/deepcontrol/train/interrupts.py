@@ -29,6 +29,11 @@ class Interrupts:
     def __init__(self) -> None:
         self.signum = 0
 
+    def raise_if_any(self) -> None:
+        """Stopped, if a signal has arrived."""
+        if self.signum:
+            raise Stopped(self.signum)
+
     def note(self, signum: int, frame: types.FrameType | None) -> None:
         del frame
         if signum == signal.SIGINT and self.signum:

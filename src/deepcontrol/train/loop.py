@@ -28,22 +28,33 @@ def train(config: Train, console: Console) -> int:
         interrupts() as noted,
         locked_by_first(config.out, group),
         Show(console, group.leads) as show,
-        open_run(config, group, show, noted) as run,
     ):
         try:
-            train_epochs(run)
+            with open_run(config, group, show, noted) as run:
+                return train_run(run)
         except Stopped as stopped:
-            save(run)
-            run.saver.wait()
-            show.say(f"{stopped}: saved at step {run.steps_done}. The same command goes on.")
+            show.say(f"{stopped}: there was nothing to save yet.")
             return stopped.exit_code
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        else:
-            return 0
-        # Here the error is gone, and with it what its frames held of the memory.
-        raise memory_fault(run)
+
+
+def train_run(run: Run) -> int:
+    """Train what was opened, and deal with what can come in between."""
+    try:
+        train_epochs(run)
+    except Stopped as stopped:
+        if run.position.epoch < 0:
+            raise
+        save(run)
+        run.saver.wait()
+        run.show.say(f"{stopped}: saved at step {run.steps_done}. The same command goes on.")
+        return stopped.exit_code
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    else:
+        return 0
+    # Here the error is gone, and with it what its frames held of the memory.
+    raise memory_fault(run)
 
 
 def train_epochs(run: Run) -> None:
@@ -54,7 +65,6 @@ def train_epochs(run: Run) -> None:
         close_epoch(run)
     while position.epoch < epochs:
         train_rest_of_epoch(run)
-        raise_if_not_finite(run)
         close_epoch(run)
         save(run, is_best=position.best_epoch == position.epoch)
     run.saver.wait()
@@ -78,20 +88,19 @@ def train_rest_of_epoch(run: Run) -> None:
         if run.looks:
             value = run.gauge.read_after(loss)
             raise_if_not_finite(run, seen=value)
-            images_left = run.images_left
-            rate = position.images / position.seconds
-            words = step_words(value.loss, rate, peak_mib(run.group.device), images_left)
+            rate, memory = position.images / position.seconds, peak_mib(run.group.device)
+            words = step_words(value.loss, rate, memory, run.images_left)
             run.show.advance(position.step, words)
             run.saver.check()
             run.stop_if_asked()
         if config.save_steps and position.step < steps and run.steps_done % config.save_steps == 0:
             save(run)
+    raise_if_not_finite(run)  # which waits for a GPU to have done all of them
+    position.seconds += time.perf_counter() - mark
 
 
 def save(run: Run, is_best: bool = False) -> None:
-    """Start to write a checkpoint of where the run stands, if that is anywhere."""
-    if run.position.epoch < 0:
-        return
+    """Start to write a checkpoint of where the run stands."""
     raise_if_not_finite(run)
     run.position.loss_sum = float(run.loss_sum)
     checkpoint = snapshot(run.model, run.optimiser, run.position, run.group)

@@ -116,7 +116,7 @@ class Run:
         position.step = position.images = 0
         position.seconds = position.loss_sum = 0.0
         self.loss_sum.zero_()
-        if error < position.best_error:
+        if position.epoch > 0 and error < position.best_error:
             position.best_error, position.best_epoch = error, position.epoch
 
 
@@ -126,13 +126,19 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     if (config.out / CONFIG).exists():
         check_unchanged(config, load_config(config.out)[0])
     sources = open_sources(config)
-    train, val = build_data(config, sources, group, show.decoding)
+
+    def decoding(name: str, done: int, total: int) -> None:
+        show.decoding(name, done, total)
+        noted.raise_if_any()  # it can take minutes
+
+    train, val = build_data(config, sources, group, decoding)
     model = build_model(config, len(sources.train.classes)).to(group.device)
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrapped = wrap(model, config, group)
     optimiser = sgd(model.parameters(), config.rate, config.momentum, sharded=config.fsdp)
-    checkpoint = load_last(config.out, show.say)
+    # One process reads it for all: on other machines the folder may look older than it is.
+    checkpoint = group.from_first(load_last(config.out, show.say) if group.leads else None)
     position = Position()
     if checkpoint is not None:
         position = restore(checkpoint, model, optimiser, group)
@@ -178,7 +184,7 @@ def wrap(model: nn.Module, config: Train, group: Group) -> nn.Module:
     if config.engine.startswith("compile") and group.world > 1:
         raise ValueError(f"--engine {config.engine} is for one process: choose eager or graph")
     if config.fsdp:
-        return shard_(model)
+        return shard_(model, group)
     return DistributedDataParallel(model) if group.world > 1 else model
 
 

@@ -13,8 +13,8 @@ sum (`agc_sum_kernel`), and then into tiles, which programs rewrite after adding
 Sums are partial sums added in a fixed order, and there are no atomics: results do not vary from run
 to run.
 
-first_unit is where a chunk begins. Triton would compile a kernel anew for some of its values, and
-while a graph is captured that cannot be: so it must not look at it.
+Programs sum from the last part to the first and rewrite from the first tile to the last: what was
+read last, or written last by the convolution before, is in the L2 cache still.
 """
 
 import triton
@@ -78,10 +78,52 @@ def _block(
 
 
 @triton.jit
-def _read(at, inside, LAST: tl.constexpr):
-    """A block in fp32. LAST: nobody reads it again, so the cache may give its place away."""
-    policy: tl.constexpr = "evict_first" if LAST else "evict_last"
-    return tl.load(at, mask=inside, other=0.0, eviction_policy=policy).to(tl.float32)
+def _bytes(
+    n, c0, p0, C, P, sn, sc, sp, EVEN: tl.constexpr, PACK: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Offsets and mask of the bytes that hold a bit for each element of a block: open_bits.py."""
+    corner = tl.cast(n, tl.int64) * sn + tl.cast(c0, tl.int64) * sc + tl.cast(p0, tl.int64) * sp
+    if PACK == "channels":
+        i, j = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_C // 8)
+        at = corner // 8 + (i[:, None] * (sp // 8) + j[None, :])
+        j *= 8
+    else:
+        i, j = tl.arange(0, BLOCK_P // 8), tl.arange(0, BLOCK_C)
+        at = corner // 8 + (i[:, None] + j[None, :] * (sc // 8))
+        i *= 8
+    inside = tl.full([i.shape[0], j.shape[0]], True, tl.int1)
+    if not EVEN:
+        inside = (p0 + i < P)[:, None] & (c0 + j < C)[None, :]
+    return at, inside
+
+
+@triton.jit
+def _pack(is_open, PACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    k = tl.arange(0, 8)
+    if PACK == "channels":
+        bits = tl.reshape(is_open.to(tl.int32), [BLOCK_P, BLOCK_C // 8, 8]) << k[None, None, :]
+        byte = tl.sum(bits, 2)
+    else:
+        bits = tl.reshape(is_open.to(tl.int32), [BLOCK_P // 8, 8, BLOCK_C]) << k[None, :, None]
+        byte = tl.sum(bits, 1)
+    return byte.to(tl.uint8)
+
+
+@triton.jit
+def _unpack(byte, PACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    k = tl.arange(0, 8)
+    if PACK == "channels":
+        bits = (byte.to(tl.int32)[:, :, None] >> k[None, None, :]) & 1
+    else:
+        bits = (byte.to(tl.int32)[:, None, :] >> k[None, :, None]) & 1
+    return tl.reshape(bits, [BLOCK_P, BLOCK_C])
+
+
+@triton.jit
+def _read(at, inside):
+    """A block in fp32."""
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -97,16 +139,23 @@ def _kept_parameters(mean, gamma, beta, lam, n, c, C, KEPT: tl.constexpr):
 
 @triton.jit
 def _through_act(
-    g, kept, gain, bias, background, at, inside,
-    ACT: tl.constexpr, KEPT: tl.constexpr, LAST: tl.constexpr,
+    g, kept, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
+    ACT: tl.constexpr, KEPT: tl.constexpr, PACK: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """h = g act'(u) of a block, and z - lam m where z is kept (else h again, read by nobody)."""
-    up = _read(g + at, inside, LAST)
+    at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+    up = _read(g + at, inside)
     if KEPT == "input":
-        centred = _read(kept + at, inside, LAST) - background
+        centred = _read(kept + at, inside) - background
         return _act_backward(up, gain * centred + bias, ACT), centred
     elif KEPT == "output":
-        h = _act_backward(up, _read(kept + at, inside, LAST), ACT)
+        h = _act_backward(up, _read(kept + at, inside), ACT)
+        return h, h
+    elif KEPT == "bits":
+        b, there = _bytes(n, c0, p0, C, P, sn, sc, sp, EVEN, PACK, BLOCK_P, BLOCK_C)
+        byte = tl.load(kept + b, mask=there, other=0)
+        h = _act_backward(up, _unpack(byte, PACK, BLOCK_P, BLOCK_C), ACT)
         return h, h
     else:
         return up, up
@@ -115,8 +164,8 @@ def _through_act(
 @triton.jit
 def _sums(
     g, kept, gain, bias, background, n, c0, first, steps, C, P, sn, sc, sp,
-    ACT: tl.constexpr, KEPT: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    ACT: tl.constexpr, KEPT: tl.constexpr, PACK: tl.constexpr, TWO: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The sums of h and, if TWO, of h (z - lam m), over `steps` blocks: (BLOCK_C,) each.
 
@@ -127,8 +176,10 @@ def _sums(
     total_hz = total
     for step in range(steps):
         p0 = first + step * BLOCK_P
-        at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
-        h, z = _through_act(g, kept, gain, bias, background, at, inside, ACT, KEPT, False)
+        h, z = _through_act(
+            g, kept, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
+            ACT, KEPT, PACK, EVEN, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
         total += tl.sum(tl.reshape(h, [BLOCK_P // ROWS, ROWS, BLOCK_C]), 0)
         if TWO:
             total_hz += tl.sum(tl.reshape(h * z, [BLOCK_P // ROWS, ROWS, BLOCK_C]), 0)
@@ -151,39 +202,40 @@ def _sum_of_parts(at, parts, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr):
     return tl.sum(total, 0)
 
 
-@triton.jit(do_not_specialize=["first_unit"])
+@triton.jit
 def agc_sum_kernel(
-    g, kept, mean, gamma, beta, lam, partial, partial_hz, first_unit, C, P, groups, parts, steps,
-    sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr, TWO: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
+    g, kept, mean, gamma, beta, lam, partial, partial_hz, C, P, groups, parts, steps,
+    sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr, PACK: tl.constexpr, TWO: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Part sums of h (forward: of z, as g with nothing kept) and of h (z - lam m)."""
-    unit, part = first_unit + tl.program_id(0) // parts, tl.program_id(0) % parts
+    program = tl.num_programs(0) - 1 - tl.program_id(0)
+    unit, part = program // parts, program % parts
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     gain, bias, background = _kept_parameters(mean, gamma, beta, lam, n, c, C, KEPT)
     s, s_hz = _sums(
         g, kept, gain, bias, background, n, c0, part * steps * BLOCK_P, steps, C, P, sn, sc, sp,
-        ACT, KEPT, TWO, EVEN, BLOCK_P, BLOCK_C, ROWS,
+        ACT, KEPT, PACK, TWO, EVEN, BLOCK_P, BLOCK_C, ROWS,
     )  # fmt: skip
     tl.store(_parts(partial, unit, parts, BLOCK_C) + part * BLOCK_C, s)
     if TWO:
         tl.store(_parts(partial_hz, unit, parts, BLOCK_C) + part * BLOCK_C, s_hz)
 
 
-@triton.jit(do_not_specialize=["first_unit"])
+@triton.jit
 def agc_forward_kernel(
-    z, y, mean, gamma, beta, lam, partial, first_unit, C, P, groups, parts, tiles, steps,
-    sn, sc, sp, ACT: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
+    z, y, bits, mean, gamma, beta, lam, partial, C, P, groups, parts, tiles, steps,
+    sn, sc, sp, ACT: tl.constexpr, PACK: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    unit, tile = first_unit + tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     if ALONE:
         s, _ = _sums(
             z, z, 1.0, 0.0, 0.0, n, c0, 0, steps, C, P, sn, sc, sp,
-            "none", "nothing", False, EVEN, BLOCK_P, BLOCK_C, ROWS,
+            "none", "nothing", "none", False, EVEN, BLOCK_P, BLOCK_C, ROWS,
         )  # fmt: skip
     else:
         s = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T)
@@ -195,29 +247,43 @@ def agc_forward_kernel(
     for step in range(steps):
         p0 = (tile * steps + step) * BLOCK_P
         at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
-        x = _read(z + at, inside, True)
+        x = _read(z + at, inside)
         if gamma is None:
             u = x + (bias - background)
         else:  # centred first: where the mean is far from 0, that rounds less
             u = gain * (x - background) + bias
-        tl.store(y + at, _act(u, ACT).to(y.dtype.element_ty), mask=inside)
+        result = _act(u, ACT).to(y.dtype.element_ty)
+        tl.store(y + at, result, mask=inside)
+        if bits is not None:  # read off the rounded result, as they would be off y itself
+            b, there = _bytes(n, c0, p0, C, P, sn, sc, sp, EVEN, PACK, BLOCK_P, BLOCK_C)
+            is_open = _act_backward(1.0, result.to(tl.float32), ACT) == 1.0
+            tl.store(bits + b, _pack(is_open, PACK, BLOCK_P, BLOCK_C), mask=there)
 
 
-@triton.jit(do_not_specialize=["first_unit"])
+@triton.jit
+def _single_sample(dlam, gamma, mean, s, c, C):
+    """dlam, where the sample is the only one: sum_h and sum_hz are dbeta and dgamma then."""
+    if dlam is not None:
+        m = tl.load(mean + c, mask=c < C, other=0.0)
+        gain = tl.sum(_per_filter(gamma, c, C, 1.0), 0)
+        tl.store(dlam + c, -gain * (s * m), mask=c < C)
+
+
+@triton.jit
 def agc_backward_kernel(
-    g, kept, dz, mean, gamma, beta, lam, sum_h, sum_hz, partial, partial_hz, first_unit, C, P,
+    g, kept, dz, mean, gamma, beta, lam, sum_h, sum_hz, dlam, partial, partial_hz, C, P,
     groups, parts, tiles, steps, sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr,
-    TWO: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr,
+    PACK: tl.constexpr, TWO: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    unit, tile = first_unit + tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     gain, bias, background = _kept_parameters(mean, gamma, beta, lam, n, c, C, KEPT)
     if ALONE:
         s, s_hz = _sums(
             g, kept, gain, bias, background, n, c0, 0, steps, C, P, sn, sc, sp,
-            ACT, KEPT, TWO, EVEN, BLOCK_P, BLOCK_C, ROWS,
+            ACT, KEPT, PACK, TWO, EVEN, BLOCK_P, BLOCK_C, ROWS,
         )  # fmt: skip
     else:
         s = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T)
@@ -229,11 +295,15 @@ def agc_backward_kernel(
                 at = _parts(partial_hz, unit, parts, BLOCK_C)
                 s_hz = _sum_of_parts(at, parts, BLOCK_C, BLOCK_T)
             tl.store(sum_hz + n * C + c, s_hz, mask=c < C)
+        _single_sample(dlam, gamma, mean, s, c, C)
     above = _per_filter(lam, c, C, 0.0) * (s / P)[None, :]
     for step in range(steps):
         p0 = (tile * steps + step) * BLOCK_P
         at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
-        h, _ = _through_act(g, kept, gain, bias, background, at, inside, ACT, KEPT, True)
+        h, _ = _through_act(
+            g, kept, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
+            ACT, KEPT, PACK, EVEN, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
         tl.store(dz + at, (gain * (h - above)).to(dz.dtype.element_ty), mask=inside)
 
 

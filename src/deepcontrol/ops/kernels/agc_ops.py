@@ -12,17 +12,20 @@ from torch.library import triton_op
 
 from ..agc import backward as layer_backward
 from ..agc import forward as layer_forward
+from ..backend import takes_kernels
 from ..center import backward as neuron_backward
 from ..center import forward as neuron_forward
 from ..center import kept as kept_of
 from ..maps import accumulate_dtype, like_layout, memory_order
+from ..open_bits import empty_bits
 
 
 @triton_op("deepcontrol::center_bias_act", mutates_args=())
 def center_bias_act(
-    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
-) -> tuple[Tensor, Tensor]:
-    return neuron_forward(v, bias, mean_scale, activation, None, traced=True)
+    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, training: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, bits = neuron_forward(v, bias, mean_scale, activation, None, training, traced=True)
+    return y, mean, _no_bits(v) if bits is None else bits
 
 
 @triton_op("deepcontrol::center_bias_act_backward", mutates_args=())
@@ -45,8 +48,12 @@ def agc_backward(
 
 
 @center_bias_act.register_fake
-def _(v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(v), _means(v)
+def _(
+    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, training: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    kernels = training and takes_kernels(v, traced=True)
+    bits = empty_bits(v, activation) if kernels else None
+    return torch.empty_like(v), _means(v), _no_bits(v) if bits is None else bits
 
 
 @center_bias_act_backward.register_fake
@@ -73,18 +80,23 @@ def _means(z: Tensor) -> Tensor:
     return z.new_empty(z.shape[:2], dtype=accumulate_dtype(z.dtype))
 
 
-def _keep_of_neuron(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    v, bias, mean_scale, activation = inputs
-    y, mean = output
-    ctx.save_for_backward(kept_of(activation, v, y), bias, mean_scale, mean)
+def _no_bits(v: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=v.device)  # an op cannot return None
+
+
+def _keep_of_neuron(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    v, bias, mean_scale, activation, _ = inputs
+    y, mean, bits = output
+    of_maps = kept_of(activation, v, y, bits if len(bits) else None)
+    ctx.save_for_backward(of_maps, bias, mean_scale, mean)
     ctx.activation, ctx.order = activation, memory_order(y)
 
 
-def _neuron_backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _neuron_backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     kept, bias, mean_scale, mean = ctx.saved_tensors
     g = like_layout(g, ctx.order)
     of = (g, kept, bias, mean_scale, mean, ctx.activation)
-    return *center_bias_act_backward(*of), None
+    return *center_bias_act_backward(*of), None, None
 
 
 def _keep_of_layer(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -13,7 +13,7 @@ from .agc import Launches, divide, power_of_2
 from .agc_pool_device import agc_pool_backward_kernel, agc_pool_forward_kernel
 from .pool import empty_maps
 
-BLOCK_Q = 64  # windows that a program reads at once, of four positions each
+BLOCK = 2048  # windows that a program reads at once over its maps, of four positions each
 STEPS = 4
 
 
@@ -28,21 +28,19 @@ def forward(
     pooled = empty_maps(v, shape, v.dtype, last)
     index = empty_maps(v, shape, torch.uint8, last)
     mean = v.new_empty((n, c), dtype=torch.float32)
-    launches = Launches(v, v.element_size(), None, traced, may_be_alone=False)
+    launches = Launches(v, None, traced, may_be_alone=False)
     partial = launches.partial_sums()
     windows = shape[2] * shape[3]
     tiles, geometry = _tiles(launches, windows, pooled)
-    for first_unit, units in launches.chunks():
-        launches.sum(
-            first_unit, units, g=v, kept=v, mean=mean, gamma=None, beta=beta, lam=lam,
-            partial=partial, partial_hz=partial, ACT="none", KEPT="nothing", TWO=False,
-        )  # fmt: skip
-        launches.run(
-            agc_pool_forward_kernel, units * tiles, v=v, pooled=pooled, index=index, mean=mean,
-            beta=beta, lam=lam, partial=partial, first_unit=first_unit, P=height * width,
-            windows=windows, across=shape[3], width=width, ACT=activation, **geometry,
-            **_strides(v, "s"),
-        )  # fmt: skip
+    launches.sum(
+        g=v, kept=v, mean=mean, gamma=None, beta=beta, lam=lam, partial=partial,
+        partial_hz=partial, ACT="none", KEPT="nothing", TWO=False,
+    )  # fmt: skip
+    launches.run(
+        agc_pool_forward_kernel, launches.units * tiles, v=v, pooled=pooled, index=index,
+        mean=mean, beta=beta, lam=lam, partial=partial, P=height * width, windows=windows,
+        across=shape[3], width=width, ACT=activation, **geometry, **_strides(v, "s"),
+    )  # fmt: skip
     return pooled, index, mean
 
 
@@ -65,11 +63,12 @@ def backward(
     beta, lam = beta.contiguous(), lam.contiguous()
     (n, c), (height, width) = g.shape[:2], size
     dv = empty_maps(g, (n, c, height, width), g.dtype, channels_last)
-    dbeta, dlam, sum_h = (torch.empty_like(a) for a in (beta, lam, mean))
-    launches = Launches(g, 2 * g.element_size(), None, traced, may_be_alone=False)
+    dbeta, dlam = torch.empty_like(beta), torch.empty_like(lam)
+    launches = Launches(g, None, traced, may_be_alone=False)
+    sums = launches.sums(mean, None, dbeta, dlam)
     partial = launches.partial_sums()
     launches.sum(
-        0, n * launches.groups, g=g, kept=kept, mean=mean, gamma=None, beta=beta, lam=lam,
+        g=g, kept=kept, mean=mean, gamma=None, beta=beta, lam=lam,
         partial=partial, partial_hz=partial, ACT=activation, KEPT=ACTIVATIONS[activation].needs,
         TWO=False,
     )  # fmt: skip
@@ -77,25 +76,24 @@ def backward(
     windows = divide(height, 2) * across
     tiles, geometry = _tiles(launches, windows, g)
     launches.run(
-        agc_pool_backward_kernel, n * launches.groups * tiles, g=g, kept=kept, index=index, dv=dv,
-        lam=lam, sum_h=sum_h, partial=partial, P=height * width, windows=windows, across=across,
+        agc_pool_backward_kernel, launches.units * tiles, g=g, kept=kept, index=index, dv=dv,
+        mean=mean, lam=lam, partial=partial, P=height * width, windows=windows, across=across,
         down=height // 2, right=width // 2, height=height, width=width, ACT=activation,
-        **geometry, **_strides(dv, "s"),
+        sum_h=sums["sum_h"], dlam=sums["dlam"], **geometry, **_strides(dv, "s"),
     )  # fmt: skip
-    launches.filters(
-        sum_h=sum_h, sum_hz=sum_h, mean=mean, gamma=None, dgamma=None, dbeta=dbeta, dlam=dlam
-    )
+    launches.filters(sums, mean=mean, gamma=None, dgamma=None, dbeta=dbeta, dlam=dlam)
     return dv, dbeta, dlam
 
 
 def _tiles(launches: Launches, windows: int, pooled: Tensor) -> tuple[int, dict[str, Any]]:
     """How many tiles of windows a unit has, and what both kernels are told of the cut."""
-    tiles = divide(windows, STEPS * BLOCK_Q)
     block_c = launches.cut.block_c
+    block_q = power_of_2(windows, BLOCK // block_c)
+    tiles = divide(windows, STEPS * block_q)
     return tiles, dict(
         C=pooled.shape[1], groups=launches.groups, parts=launches.parts, tiles=tiles, steps=STEPS,
-        BLOCK_Q=BLOCK_Q, BLOCK_C=block_c, BLOCK_T=power_of_2(launches.parts, 4096 // block_c),
-        num_warps=max(1, min(8, 4 * BLOCK_Q * block_c // 1024)), **_strides(pooled, "o"),
+        BLOCK_Q=block_q, BLOCK_C=block_c, BLOCK_T=power_of_2(launches.parts, 4096 // block_c),
+        num_warps=max(1, min(8, 4 * block_q * block_c // 1024)), **_strides(pooled, "o"),
     )  # fmt: skip
 
 

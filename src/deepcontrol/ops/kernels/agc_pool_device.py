@@ -7,7 +7,14 @@ of windows: of each, a program reads four positions of v, or writes four of dv.
 import triton
 import triton.language as tl
 
-from .agc_device import _act, _act_backward, _parts, _per_filter, _sum_of_parts
+from .agc_device import (
+    _act,
+    _act_backward,
+    _parts,
+    _per_filter,
+    _single_sample,
+    _sum_of_parts,
+)
 
 
 @triton.jit
@@ -17,13 +24,13 @@ def _window(q, across, width, sp):
     return i, j, (2 * i * width + 2 * j).to(tl.int64) * sp
 
 
-@triton.jit(do_not_specialize=["first_unit"])
+@triton.jit
 def agc_pool_forward_kernel(
-    v, pooled, index, mean, beta, lam, partial, first_unit, C, P, groups, parts, tiles, steps,
+    v, pooled, index, mean, beta, lam, partial, C, P, groups, parts, tiles, steps,
     windows, across, width, sn, sc, sp, on, oc, op, ACT: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    unit, tile = first_unit + tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     m = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T) / P
@@ -57,7 +64,7 @@ def agc_pool_forward_kernel(
 
 @triton.jit
 def agc_pool_backward_kernel(
-    g, kept, index, dv, lam, sum_h, partial, C, P, groups, parts, tiles, steps,
+    g, kept, index, dv, mean, lam, sum_h, dlam, partial, C, P, groups, parts, tiles, steps,
     windows, across, down, right, height, width, sn, sc, sp, on, oc, op,
     ACT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -69,6 +76,7 @@ def agc_pool_backward_kernel(
     s = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T)
     if tile == 0:
         tl.store(sum_h + n * C + c, s, mask=c < C)
+        _single_sample(dlam, None, mean, s, c, C)
     above = _per_filter(lam, c, C, 0.0) * (s / P)[None, :]
     of_dv = dv + tl.cast(n, tl.int64) * sn + c.to(tl.int64)[None, :] * sc
     of_pooled = tl.cast(n, tl.int64) * on + c.to(tl.int64)[None, :] * oc

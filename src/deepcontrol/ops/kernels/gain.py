@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import wrap_triton
 
 from ..backend import on_device
 from ..maps import like_layout, memory_order
@@ -49,27 +50,30 @@ def takes(weight: Tensor) -> bool:
     return order[0] == 0 and weight.permute(order).is_contiguous()
 
 
-def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype, traced: bool = False) -> Tensor:
     """gamma W in `dtype`, laid out as W."""
     scaled = torch.empty_like(weight, dtype=dtype)
     length = weight[0].numel()
     grid = (weight.shape[0], -(-length // BLOCK))
-    _run(_scale, grid, weight=weight, gain=gain.contiguous(), scaled=scaled, length=length)
+    arguments = dict(weight=weight, gain=gain.contiguous(), scaled=scaled, length=length)
+    _run(_scale, grid, traced, **arguments)
     return scaled
 
 
-def scale_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
+def scale_backward(
+    weight: Tensor, gain: Tensor, dscaled: Tensor, traced: bool = False
+) -> tuple[Tensor, Tensor]:
     """dW and dgamma."""
     dscaled = like_layout(dscaled, memory_order(weight))
     dweight = torch.empty_like(weight)
     dgain = gain.new_empty(gain.shape)
     _run(
-        _scale_backward, (weight.shape[0],), weight=weight, gain=gain.contiguous(), dscaled=dscaled,
-        dweight=dweight, dgain=dgain, length=weight[0].numel(),
+        _scale_backward, (weight.shape[0],), traced, weight=weight, gain=gain.contiguous(),
+        dscaled=dscaled, dweight=dweight, dgain=dgain, length=weight[0].numel(),
     )  # fmt: skip
     return dweight, dgain
 
 
-def _run(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+def _run(kernel: Any, grid: tuple[int, ...], traced: bool, **arguments: Any) -> None:
     with on_device(arguments["weight"]):
-        kernel[grid](**arguments, BLOCK=BLOCK, num_warps=4)
+        (wrap_triton(kernel) if traced else kernel)[grid](**arguments, BLOCK=BLOCK, num_warps=4)

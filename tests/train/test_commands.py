@@ -1,0 +1,84 @@
+"""`deepcontrol train --dry-run` and `deepcontrol eval`, as they are typed."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deepcontrol.cli import main
+from deepcontrol.nn import saved_bytes
+from deepcontrol.train.build import build_model
+from deepcontrol.train.plan import plan
+from tests.train.runs import command, metrics, tiny
+
+
+def test_a_dry_run_says_what_would_be_and_does_nothing(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command(run), "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "segnet, norm agc, width 0.02",
+        "7 images, 3 for validation",
+        "steps 4 an epoch, 12 in 3 epochs",
+        "rate 0.04",
+        f"output {run} (new)",
+    ):
+        assert words in said
+    assert not run.exists()
+
+
+def test_the_plans_figures(run: Path) -> None:
+    config = tiny(run, width=0.1)
+    planned, model = plan(config), build_model(config, 19)
+    assert planned.parameters == sum(p.numel() for p in model.parameters())
+    assert planned.state_mib == pytest.approx(3 * 4 * planned.parameters / 2**20)
+    kept = saved_bytes(model, torch.randn(2, 3, 32, 64)) / 2**20
+    assert planned.activations_mib == pytest.approx(kept, rel=0.01)
+
+
+def test_eval_gives_what_training_gave(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(whole), "--checkpoint", "last"]) == 0
+    said = capsys.readouterr().out
+    error = metrics(whole)[-1]["val_error"]
+    assert f"on 3 images: pixel error {error:.2%}" in said
+    assert "vegetation" in said
+    assert main(["eval", str(whole)]) == 0
+    best = min(line["val_error"] for line in metrics(whole)[1:])
+    assert f"pixel error {best:.2%}" in capsys.readouterr().out
+
+
+def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["eval", str(run)], "is no run folder"),
+        (command(run, fsdp=""), "torchrun"),
+    ):
+        assert main(words) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+
+
+def test_a_flag_that_cannot_be_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, value, message in (
+        ("--size", "16x64", "at least 32x32"),
+        ("--size", "big", "HEIGHTxWIDTH"),
+        ("--momentum", "1", "from 0 to 0.999"),
+        ("--lr", "-1", "positive"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["train", "--out", str(run), flag, value])
+        assert message in capsys.readouterr().err
+    assert not run.exists()
+
+
+def test_samples_show_image_truth_prediction_and_error(whole: Path) -> None:
+    picture = np.asarray(Image.open(whole / "samples" / "epoch-0002.png"))
+    assert picture.shape == (3 * 32, 4 * 64, 3)
+    _, truth, guess, error = np.split(picture, 4, axis=1)
+    wrong = (error == (255, 48, 48)).all(2)
+    assert math.isclose(wrong.mean(), metrics(whole)[2]["val_error"], abs_tol=0.05)
+    different = (truth != guess).any(2)
+    assert (different[wrong]).all()

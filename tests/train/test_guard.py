@@ -1,0 +1,50 @@
+"""No update is made with what is not finite, whoever notices when."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepcontrol.optim import sgd
+from deepcontrol.train import TrainingStep
+from deepcontrol.train.distributed import Group
+from deepcontrol.train.guard import Gauge, Guard
+
+
+def square(x: Tensor, scale: Tensor) -> Tensor:
+    return (scale * x).square().mean()
+
+
+@pytest.mark.parametrize("sharded", [False, True])  # the optimiser for sharded parameters
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_the_first_bad_step_and_all_after_it_change_nothing(
+    device: str, bad: float, sharded: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).to(device)
+    optimiser = sgd(model.parameters(), lr=0.1, momentum=0.9, sharded=sharded)
+    guard = Guard(optimiser, Group(torch.device(device)))
+    gauge = Gauge(guard)
+    step = TrainingStep(model, square, optimiser, "graph", before_update=guard)
+    kept = []
+    for number in range(12):
+        scale = torch.tensor(bad if number == 8 else 1.0, device=device)
+        step(torch.ones(2, 4, device=device), scale)
+        state = [s["momentum_buffer"] for s in optimiser.state.values()]
+        kept.append([a.clone() for a in (*model.parameters(), *state)])
+    for before, after in zip(kept[7], kept[11], strict=True):
+        assert torch.equal(before, after)
+    assert not torch.equal(kept[6][0], kept[7][0])
+    reading = gauge.read_now()
+    assert (reading.bad, reading.good_steps) == (True, 8)
+
+
+def test_a_gradient_that_is_not_finite_counts_too() -> None:
+    """The loss is 0; its gradient is that of a square root at 0."""
+    x = nn.Parameter(torch.zeros(3))
+    optimiser = sgd([x], lr=0.1, momentum=0.0)
+    guard = Guard(optimiser, Group(torch.device("cpu")))
+    x.sqrt().sum().backward()
+    assert guard(torch.tensor(0.0)) == 0
+    optimiser.step()
+    assert torch.equal(x, torch.zeros(3))
+    assert guard.bad == 1

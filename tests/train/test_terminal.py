@@ -1,0 +1,50 @@
+"""The command as a user has it: in a terminal, whose screen is read."""
+
+import re
+import sys
+from pathlib import Path
+
+import pexpect
+
+from deepcontrol.train.checkpoint import load
+from tests.train.runs import command, metrics
+
+
+def terminal(*words: str) -> "pexpect.spawn[str]":
+    arguments = ["-m", "deepcontrol", *words]
+    return pexpect.spawn(
+        sys.executable, arguments, encoding="utf-8", timeout=60, dimensions=(30, 150)
+    )
+
+
+def test_trained_stopped_and_continued_in_a_terminal(run: Path) -> None:
+    child = terminal(*command(run, epochs=400))
+    child.expect(r"segnet agc on 7 images of streets, 4 steps an epoch, rate 0\.04")
+    child.expect(r"epoch \d+/400.* \d/4 .*loss \d\.\d+ .*images/s .*MiB .*\d:\d\d left")
+    child.expect(r"epoch 2/400  loss \d\.\d+  val error \d+\.\d+%  mean IoU 0\.\d+")  # it stays
+    child.sendintr()  # Ctrl-C
+    child.expect(r"SIGINT: saved at step (\d+)\. The same command goes on\.")
+    step = int(child.match.group(1))
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    position = load(run / "last").state["position"]
+    assert 4 * position["epoch"] + position["step"] == step
+
+    epochs = position["epoch"] + 2
+    child = terminal("train", "--out", str(run), "--epochs", str(epochs))
+    child.expect(rf"continued after epoch {position['epoch']}, step {position['step']}\r")
+    child.expect(rf"all {epochs} epochs are done")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    assert [line["epoch"] for line in metrics(run)] == list(range(epochs + 1))
+
+
+def test_a_mistake_is_one_line(run: Path) -> None:
+    child = terminal("train", "--out", str(run), "--data", "camvid")
+    screen = child.read()
+    child.close()
+    assert child.exitstatus == 1
+    lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen).strip().splitlines()
+    assert lines == ["error: camvid needs the folder it lies in: --data-root"]
