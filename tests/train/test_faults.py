@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -130,12 +130,11 @@ def test_a_full_disk_leaves_the_old_checkpoint(
     """A writer that fails at byte k of the second epoch's checkpoint."""
     saves, save = itertools.count(1), torch.save
 
-    def full(state: Any, path: Path) -> None:
-        save(state, path)
+    def full(state: Any, file: BinaryIO) -> None:
+        save(state, file)
         if next(saves) == 4:  # each epoch saves its best and itself here
-            with path.open("r+b") as file:
-                file.truncate(k)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            file.truncate(k)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
