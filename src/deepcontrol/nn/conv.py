@@ -81,24 +81,25 @@ class _AGCConv(_ConvNd):
 
     def _convolved(self, input: Tensor) -> Tensor:
         """conv(x, gamma W)"""
-        x, padding = self._padded(input)
+        x, padding = padded(self, input)
         v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
         warn_if_single_position(self, positions(v))
         return v
 
-    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """x and the zero padding that is left to the convolution, which can only pad evenly."""
-        both_sides = self._reversed_padding_repeated_twice
-        if self.padding_mode != "zeros":
-            x = nn.functional.pad(x, both_sides, mode=self.padding_mode)
-        elif both_sides[::2] != both_sides[1::2]:  # "same" around an even kernel
-            x = nn.functional.pad(x, both_sides)
-        else:
-            return x, tuple(both_sides[::-2])
-        return x, (0,) * (self.weight.dim() - 2)
-
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
+
+
+def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """x and the zero padding that is left to the convolution, which can only pad evenly."""
+    both_sides = conv._reversed_padding_repeated_twice
+    if conv.padding_mode != "zeros":
+        x = nn.functional.pad(x, both_sides, mode=conv.padding_mode)
+    elif both_sides[::2] != both_sides[1::2]:  # "same" around an even kernel
+        x = nn.functional.pad(x, both_sides)
+    else:
+        return x, tuple(both_sides[::-2])
+    return x, (0,) * (conv.weight.dim() - 2)
 
 
 class AGCConv1d(_AGCConv, nn.Conv1d):
