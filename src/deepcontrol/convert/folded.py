@@ -14,7 +14,7 @@ from torch.nn.functional import conv1d, conv2d, conv3d
 from torch.nn.modules.conv import _ConvNd
 
 from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
-from ..nn.conv import _AGCConv, padded
+from ..nn.conv import _AGCConv, check_input, padded
 from ..ops import max_pool2x2
 from ..ops.activation import LEAKY_SLOPE, ActivationName, get_activation
 from ..ops.maps import over_maps
@@ -41,7 +41,8 @@ class _FoldedConv(_ConvNd):
         """Nothing: a folded neuron has no start of its own, it is made of a trained one."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dim() == self.weight.dim() - 1:
+        check_input(self, input)
+        if input.dim() < self.weight.dim():
             return self.forward(input.unsqueeze(0)).squeeze(0)
         return get_activation(self.activation).apply_(self._biased(input))
 
@@ -59,7 +60,8 @@ class _FoldedConv(_ConvNd):
 
     def _shift(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
         """beta - lambda * m, (N, C)"""
-        return addcmul(self.bias, self.mean_scale, self._means(x, padding), value=-1)
+        shift = addcmul(self.bias, self.mean_scale, self._means(x, padding), value=-1)
+        return shift.to(self.weight.dtype)
 
     def _means(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
         """The mean of each map of conv(x, V), (N, C)."""
@@ -94,23 +96,12 @@ class FoldedConv3d(_FoldedConv, nn.Conv3d):
 class FoldedConvPool2d(FoldedConv2d):
     """AGCConvPool2d for inference: pooled maps and their index of one byte a window.
 
-    An activation that never falls can wait until after the pooling, and so can a bias: they then
-    run over a quarter of the map. The pooled maps are the same. The index is, too, but for windows
-    where ReLU leaves zeros alone: there it names another of them, and unpooling places a zero.
+    ReLU runs before the pooling, though after it there would be less to do: where a window has
+    nothing above zero the index names the first position, and an unpooling elsewhere reads it.
     """
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        act = get_activation(self.activation)
-        if act.needs == "input":  # SiLU and GELU, which fall before they rise
-            return max_pool2x2(act.apply_(self._biased(input)))
-        x, padding = padded(self, input)
-        shift = self._shift(x, padding)
-        if x.shape[0] == 1:
-            pooled, index = max_pool2x2(self._convolved(x, padding, shift.flatten()))
-        else:
-            pooled, index = max_pool2x2(self._convolved(x, padding))
-            pooled = pooled.add_(over_maps(shift, x))
-        return act.apply_(pooled), index
+        return max_pool2x2(super().forward(input))
 
 
 _FOLDED: dict[type[_AGCConv], type[_FoldedConv]] = {

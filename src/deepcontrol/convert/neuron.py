@@ -58,7 +58,7 @@ def _why_not(conv: nn.Module) -> str | None:
     kind = type(conv).__name__
     plain = next((c for c in _CONVOLUTIONS if isinstance(conv, c)), None)
     if plain is None:
-        return f"{kind} feeds it, not a convolution"
+        return f"{kind} feeds it"
     if hasattr(conv, "parametrizations"):
         return "the convolution's parameters are computed (parametrized)"
     own = [getattr(type(conv), method) for method in ("forward", "_conv_forward")]

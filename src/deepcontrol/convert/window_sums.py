@@ -39,7 +39,10 @@ def window_means(
         count.append(fits)
         heads = [max(0, tap * spacing - zeros) for tap in range(kernel)]
         tails = [max(0, (kernel - 1 - tap) * spacing - zeros) for tap in range(kernel)]
-        if step == 1 and max(heads + tails) <= _SLICED:
+        if kernel == 1:  # sees every step-th position, up to the last
+            seen = x[(slice(None),) * (2 + i) + (slice(-zeros % step, None, step),)]
+            x = seen.sum(2 + i, keepdim=True, dtype=accumulate_dtype(x.dtype))
+        elif step == 1 and max(heads + tails) <= _SLICED:
             x = _all_but_borders(x, 2 + i, heads, tails)
         else:
             x = _masked_sums(x, 2 + i, geometry, fits)
@@ -49,17 +52,16 @@ def window_means(
 def _all_but_borders(x: Tensor, dim: int, heads: list[int], tails: list[int]) -> Tensor:
     """Sums over dim without its first `head` and last `tail` positions, one for each tap."""
     dtype = accumulate_dtype(x.dtype)
-    everything = x.sum(dim, keepdim=True, dtype=dtype)
-    borders: dict[tuple[str, int], Tensor] = {("head", 0): torch.zeros_like(everything)}
-    borders["tail", 0] = borders["head", 0]
     before = (slice(None),) * dim
-    for width in {*heads, *tails} - {0}:
-        for side, where in (("head", slice(0, width)), ("tail", slice(-width, None))):
-            borders[side, width] = x[(*before, where)].sum(dim, keepdim=True, dtype=dtype)
-    taps = [
-        everything - borders["head", head] - borders["tail", tail]
-        for head, tail in zip(heads, tails, strict=True)
-    ]
+    everything = x.sum(dim, keepdim=True, dtype=dtype)
+    taps = []
+    for head, tail in zip(heads, tails, strict=True):
+        seen = everything
+        if head:
+            seen = seen - x[(*before, slice(0, head))].sum(dim, keepdim=True, dtype=dtype)
+        if tail:
+            seen = seen - x[(*before, slice(-tail, None))].sum(dim, keepdim=True, dtype=dtype)
+        taps.append(seen)
     return torch.cat(taps, dim)
 
 

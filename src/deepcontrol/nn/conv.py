@@ -60,18 +60,8 @@ class _AGCConv(_ConvNd):
         reset_all_but_filters_(self)  # the gain is not there yet while torch's constructor runs
 
     def forward(self, input: Tensor) -> Tensor:
-        spatial = self.weight.dim() - 2
-        if input.dim() not in (spatial + 1, spatial + 2):
-            raise ValueError(
-                f"expected {spatial + 2}-D input, or {spatial + 1}-D without a batch, "
-                f"got {input.dim()}-D: {tuple(input.shape)}"
-            )
-        if input.shape[-spatial - 1] != self.in_channels:
-            raise ValueError(
-                f"expected {self.in_channels} channels, got {input.shape[-spatial - 1]} "
-                f"in the input of shape {tuple(input.shape)}"
-            )
-        if input.dim() == spatial + 1:
+        check_input(self, input)
+        if input.dim() < self.weight.dim():
             return self._neuron(input.unsqueeze(0)).squeeze(0)
         return self._neuron(input)
 
@@ -88,6 +78,21 @@ class _AGCConv(_ConvNd):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
+
+
+def check_input(conv: _ConvNd, input: Tensor) -> None:
+    """ValueError, with the numbers, unless input is (N, C, *) or (C, *) of the right C."""
+    spatial = conv.weight.dim() - 2
+    if input.dim() not in (spatial + 1, spatial + 2):
+        raise ValueError(
+            f"expected {spatial + 2}-D input, or {spatial + 1}-D without a batch, "
+            f"got {input.dim()}-D: {tuple(input.shape)}"
+        )
+    if input.shape[-spatial - 1] != conv.in_channels:
+        raise ValueError(
+            f"expected {conv.in_channels} channels, got {input.shape[-spatial - 1]} "
+            f"in the input of shape {tuple(input.shape)}"
+        )
 
 
 def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
