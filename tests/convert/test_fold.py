@@ -14,7 +14,7 @@ from deepcontrol import AGC2d, AGCConv2d, AGCLinear, calibrate, fold, to_agc
 from deepcontrol.convert.folded import FoldedConv2d, FoldedConvPool2d, _FoldedConv
 from deepcontrol.models import SegNet
 from deepcontrol.nn import AGCConvPool2d
-from tests.convert.networks import INPUTS, Residual, UNet, trained
+from tests.convert.networks import INPUTS, Residual, UNet, row, trained
 
 
 def controlled(model: nn.Module) -> nn.Module:
@@ -107,8 +107,21 @@ def test_a_linear_neuron_becomes_a_linear_layer() -> None:
 
 def test_computed_filters_are_folded_as_they_are() -> None:
     model = controlled(nn.Sequential(parametrizations.weight_norm(AGCConv2d(3, 8, 3))))
-    x = torch.randn(1, 3, 9, 9)
-    torch.testing.assert_close(fold(model)(x), model(x), rtol=1e-5, atol=1e-5)
+    x, folded = torch.randn(1, 3, 9, 9), fold(model)
+    assert isinstance(folded[0], FoldedConv2d)
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_norms_in_fp32_among_half_filters() -> None:
+    model = row(3, 8)
+    model[0].to(torch.bfloat16)
+    model = controlled(to_agc(model))
+    for samples in (1, 2):
+        x = torch.randn(samples, 3, 9, 9).bfloat16()
+        for copied in (fold(model), calibrate(model, [x[:1]])):
+            y = copied(x)
+            assert y.dtype == torch.bfloat16
+            torch.testing.assert_close(y[:1], model(x[:1]), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "none"])

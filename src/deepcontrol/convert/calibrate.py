@@ -32,7 +32,7 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
     >>> calibrate(AGCConv2d(3, 8, 3), [torch.randn(4, 3, 16, 16)])
     Sequential(
       (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
-      (1): ReLU()
+      (1): ReLU(inplace=True)
     )
     """
     folded = fold(model)

@@ -12,6 +12,7 @@ from typing import TypeGuard
 from torch import Tensor, addcmul, nn
 from torch.nn.functional import conv1d, conv2d, conv3d
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
 from ..nn.conv import _AGCConv, check_input, padded
@@ -114,7 +115,7 @@ _FOLDED: dict[type[_AGCConv], type[_FoldedConv]] = {
 
 def folded(neuron: _AGCConv) -> nn.Module:
     """The neuron for inference; where no lambda is left in it, a plain convolution."""
-    layer = _FOLDED[type(neuron)](neuron)
+    layer = _FOLDED[type_before_parametrizations(neuron)](neuron)
     lam = layer.mean_scale
     if lam.is_meta or lam.any() or isinstance(layer, FoldedConvPool2d):
         return layer
@@ -123,13 +124,13 @@ def folded(neuron: _AGCConv) -> nn.Module:
 
 def can_fold(module: nn.Module) -> TypeGuard[_AGCConv]:
     """Whether the module is one of the neurons here, and not one with a forward of its own."""
-    return type(module) in _FOLDED and "forward" not in vars(module)
+    return type_before_parametrizations(module) in _FOLDED and "forward" not in vars(module)
 
 
 def plain(layer: _FoldedConv, bias: Tensor) -> nn.Module:
     """torch's own convolution with that bias, and its activation behind it."""
     convolution = getattr(nn, f"Conv{layer.weight.dim() - 2}d")(**geometry(layer), device="meta")
-    convolution.weight, convolution.bias = layer.weight, constant(bias)
+    convolution.weight, convolution.bias = layer.weight, constant(bias.to(layer.weight))
     layers = [convolution, *activation_layers(layer.activation)]
     if isinstance(layer, FoldedConvPool2d):
         layers.append(_Pool2x2())
@@ -137,11 +138,11 @@ def plain(layer: _FoldedConv, bias: Tensor) -> nn.Module:
 
 
 def activation_layers(name: ActivationName) -> list[nn.Module]:
-    """An activation as torch's own layer; none for "none"."""
+    """An activation as torch's own layer, over a map that nobody else reads; none for "none"."""
     make: dict[str, Callable[[], nn.Module]] = {
-        "relu": nn.ReLU,
-        "leaky_relu": lambda: nn.LeakyReLU(LEAKY_SLOPE),
-        "silu": nn.SiLU,
+        "relu": lambda: nn.ReLU(inplace=True),
+        "leaky_relu": lambda: nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
+        "silu": lambda: nn.SiLU(inplace=True),
         "gelu": nn.GELU,
     }
     return [make[name]()] if name != "none" else []
