@@ -148,8 +148,9 @@ def test_segnet() -> None:
 def test_hooks_are_not_lost_in_silence() -> None:
     model = nn.Sequential(AGCConv2d(3, 8, 3))
     model[0].register_forward_hook(lambda *_: None)
-    with pytest.warns(UserWarning, match=r"hooks on 0 \(AGCConv2d\)"):
+    with pytest.warns(UserWarning, match=r"hooks on 0 \(AGCConv2d\)") as caught:
         fold(model)
+    assert caught[0].filename == __file__
 
 
 def test_channels_last_autocast_and_half() -> None:

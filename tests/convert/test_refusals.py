@@ -59,6 +59,13 @@ def test_scripted_modules_are_refused() -> None:
         fold(scripted)
 
 
+def test_a_wrapped_model_is_refused() -> None:
+    """The wrapper has already noted down which gradients it shares."""
+    wrapper = nn.parallel.DistributedDataParallel
+    with pytest.raises(ValueError, match="before DistributedDataParallel"):
+        to_agc(wrapper.__new__(wrapper))
+
+
 def test_frozen_stays_frozen_from_batchnorm() -> None:
     model = to_agc(frozen(), init="bn")
     assert not any(p.requires_grad for p in model.parameters())

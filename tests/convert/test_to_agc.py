@@ -221,9 +221,10 @@ def test_global_average_pooling_right_behind_is_named() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Identity(), nn.AdaptiveAvgPool2d(1)
     )
-    with pytest.warns(UserWarning, match="1 is followed by global average pooling"):
+    with pytest.warns(UserWarning, match="1 is followed by global average pooling") as caught:
         _, report = to_agc(copy.deepcopy(model), report=True)
     assert "hazard: global average pooling follows" in str(report)
+    assert caught[0].filename == __file__  # where the user called it
     _, report = to_agc(copy.deepcopy(model), init="bn", report=True)  # lambda 0: none there
     assert "hazard" not in str(report)
     _, report = to_agc(nn.Sequential(*row(3, 8), nn.AdaptiveAvgPool2d(1)), report=True)
@@ -276,8 +277,9 @@ def test_an_activation_inside_batchnorm_is_kept(act: nn.Module, kind: str) -> No
 
 def test_a_batchnorm_that_does_more_is_left_alone() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), Squared(8))
-    with pytest.warns(UserWarning, match=r"1 \(Squared\) is left as it is"):
+    with pytest.warns(UserWarning, match=r"1 \(Squared\) is left as it is") as caught:
         _, report = to_agc(model, report=True)
+    assert caught[0].filename == __file__
     assert isinstance(model[1], Squared)
     assert report.count("skipped") == 1
 
@@ -323,11 +325,41 @@ def test_a_convolution_that_is_read_by_name_stays() -> None:
     assert list(kinds(to_agc(ReadsTheFilter()))) == ["bn"]
 
 
+class Auxiliary(nn.Module):
+    """A head that only training calls, and one that a parent calls behind a part's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = row(3, 8), row(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x)
+        return y + self.head(y) if self.training else y
+
+
+class Reaching(nn.Module):
+    """Cannot be followed, and calls a convolution of its part's by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = row(3, 8)
+        self.conv = self.part[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x) + self.conv(x) if x.sum() > -1e9 else self.part(x)
+
+
+def test_code_that_was_not_followed() -> None:
+    assert list(kinds(to_agc(Auxiliary().eval()))) == ["stem.0", "head.0"]
+    assert list(kinds(to_agc(Reaching()))) == ["part.1"]  # the convolution feeds others too
+
+
 def test_hooks_are_not_lost_in_silence() -> None:
     model = row(3, 8)
     model[1].register_forward_hook(lambda *_: None)
-    with pytest.warns(UserWarning, match=r"hooks on 1 \(BatchNorm2d\)"):
+    with pytest.warns(UserWarning, match=r"hooks on 1 \(BatchNorm2d\)") as caught:
         to_agc(model)
+    assert caught[0].filename == __file__
     model = row(3, 8)
     model[0].register_forward_hook(lambda *_: None)  # somebody looks at its output
     model[2].register_forward_hook(lambda *_: None)

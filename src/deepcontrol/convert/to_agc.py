@@ -90,8 +90,10 @@ def to_agc(
     if init not in get_args(Init):
         raise ValueError(f"unknown init {init!r}: choose one of {', '.join(get_args(Init))}")
     conversion = _Conversion(model, where, init, example)
+    changes = []
     with torch.no_grad():  # all is decided before anything changes: an error leaves the model alone
-        changes = [conversion.convert(name, norm) for name, norm in conversion.norms.items()]
+        for name, norm in conversion.norms.items():
+            changes.append(conversion.convert(name, norm))
     for name, module in model.named_modules():
         if module in conversion.replacements:
             warn_of_hooks(name, module)

@@ -38,5 +38,5 @@ def warn_of_hooks(name: str, module: nn.Module) -> None:
         warnings.warn(
             f"the hooks on {name or 'the model'} ({type(module).__name__}) go with it: register "
             "them again on what took its place",
-            stacklevel=4,  # past this function, its caller and the public function
+            stacklevel=3,  # past this function and the public one that calls it
         )
