@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from deepcontrol import AGCConv2d
 from deepcontrol.cli import main
 from deepcontrol.models import SegNet
-from deepcontrol.train import TrainingStep, records
+from deepcontrol.train import TrainingStep, records, saving
 from deepcontrol.train.checkpoint import load
 from deepcontrol.train.faults import find_culprit
 from tests.train.runs import command, differences, start, train_here
@@ -54,7 +55,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(
     said = capsys.readouterr().err
     assert "step 3 of epoch 2 is not finite" in said
     assert "decoder.1.convolutions.2 (AGCConv2d) was the first to give it" in said
-    assert "last is the last good checkpoint" in said
+    assert f"{run / 'last'} is the last checkpoint from before that, {run / 'best'} the" in said
     for now, then in zip(seen["model"].parameters(), seen["parameters"], strict=True):
         assert torch.equal(now, then)
     assert files(run / "last") == seen["last"]
@@ -70,6 +71,49 @@ def test_a_rate_that_is_too_high(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert "nothing was saved yet" in said
     assert "--lr" in said
     assert not (run / "last").exists()
+
+
+def test_a_network_that_cannot_be_evaluated_is_neither_written_down_nor_saved(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The only step of an epoch is finite; with the weights after it no output is."""
+    assert main(command(run, lr=1e30, train_limit=2)) == 1
+    said = capsys.readouterr().err
+    assert "after epoch 1 the network's outputs on the validation images are not finite" in said
+    assert "nothing was saved yet" in said
+    assert [line["epoch"] for line in records.read(run / records.METRICS)] == [0]
+    assert not (run / "last").exists()
+    assert not (run / "best").exists()
+
+
+def test_a_checkpoint_on_its_way_is_waited_for(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step after a save is not finite, and the save is slow; or it fails."""
+    save = saving.save_last
+
+    def poison(step: TrainingStep) -> None:
+        with torch.no_grad():
+            next(step.model.parameters()).fill_(torch.nan)
+
+    def slow(*args: Any) -> None:
+        time.sleep(0.5)
+        save(*args)
+
+    def full(*args: Any) -> None:
+        time.sleep(0.5)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for writer, message in (
+        (slow, f"not made; {run / 'last'} is the last checkpoint from before that"),
+        (full, "nothing was saved yet (a later one was lost: [Errno 28] No space left on device)"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(saving, "save_last", writer)
+            before_step(2, poison, patch)
+            shutil.rmtree(run, ignore_errors=True)
+            assert main(command(run, save_steps=1)) == 1
+        assert message in capsys.readouterr().err
 
 
 class NanBackward(torch.autograd.Function):

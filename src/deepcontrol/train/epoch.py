@@ -6,9 +6,11 @@ from typing import Any
 from . import records
 from .devices import peak_mib
 from .evaluate import evaluate, evaluating
+from .faults import NotFiniteError
 from .progress import epoch_line
 from .run import Run
 from .samples import sample_sheet, save_png
+from .trouble import evaluation_fault
 
 
 def close_epoch(run: Run) -> None:
@@ -23,7 +25,10 @@ def close_epoch(run: Run) -> None:
         run.show.advance(done)
         run.stop_if_asked()
 
-    matrix = evaluate(run.model, run.val, run.step.autocast, after_each)
+    try:
+        matrix = evaluate(run.model, run.val, run.step.autocast, after_each)
+    except NotFiniteError:
+        raise evaluation_fault(run) from None
     layers = look_at_layers(run)
     epoch = run.position.epoch + 1
     sheet = None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpoint import LAST
+from .checkpoint import BEST, LAST
 from .devices import peak_mib
 from .distributed import is_sharded, whole
 from .objective import Loss
@@ -18,12 +18,30 @@ class FaultError(Exception):
     """Training cannot go on, and why."""
 
 
-def not_finite(epoch: int, step: int, culprits: Sequence[str], run: Path) -> FaultError:
+class NotFiniteError(FaultError):
+    """A network whose outputs are infinite or no numbers."""
+
+
+def what_is_kept(run: Path) -> str:
+    """What a run that failed has left. Of `best` alone an evaluation is known to be finite."""
+    if not (run / LAST).exists():
+        return "nothing was saved yet"
+    best = f", {run / BEST} the best" if (run / BEST).exists() else ""
+    return f"{run / LAST} is the last checkpoint from before that{best}"
+
+
+def diverged(epoch: int, kept: str) -> FaultError:
+    """After an epoch of finite steps, with which the network still cannot be evaluated."""
+    advice = "A smaller --lr may help, in a new --out." if epoch else "It has not been trained yet."
+    return FaultError(
+        f"after epoch {epoch} the network's outputs on the validation images are not finite. "
+        f"Nothing of this epoch was written; {kept}. {advice}"
+    )
+
+
+def not_finite(epoch: int, step: int, culprits: Sequence[str], kept: str) -> FaultError:
     """After a step whose loss or gradient was not finite; culprits are those of each process."""
     found = [c if len(culprits) == 1 else f"process {i}: {c}" for i, c in enumerate(culprits) if c]
-    kept = "nothing was saved yet"
-    if (run / LAST).exists():
-        kept = f"{run / LAST} is the last good checkpoint"
     return FaultError(
         f"step {step} of epoch {epoch} is not finite: "
         f"{'; '.join(found) or 'but computed again it is, so some op is not deterministic'}. "

@@ -2,7 +2,15 @@
 
 import torch
 
-from .faults import FaultError, find_culprit, not_finite, out_of_memory, step_fits
+from .faults import (
+    FaultError,
+    diverged,
+    find_culprit,
+    not_finite,
+    out_of_memory,
+    step_fits,
+    what_is_kept,
+)
 from .guard import Reading
 from .run import Run
 
@@ -22,7 +30,22 @@ def raise_if_not_finite(run: Run, seen: Reading | None = None) -> None:
             run.model, run.objective.loss, batch.images, run.targets(batch, number)
         )
     culprits = run.group.gathered(culprit)
-    raise not_finite(epochs_before + 1, number + 1, culprits, run.config.out)
+    raise not_finite(epochs_before + 1, number + 1, culprits, kept(run))
+
+
+def evaluation_fault(run: Run) -> FaultError:
+    """What to say when the epoch at hand cannot be evaluated."""
+    return diverged(run.position.epoch + 1, kept(run))
+
+
+def kept(run: Run) -> str:
+    """What there is on the disk, once all that is being written is there; all have to ask."""
+    lost = ""
+    try:
+        run.saver.wait()
+    except OSError as error:  # which nobody would hear of behind the fault that stops the run
+        lost = f" (a later one was lost: {error})"
+    return run.group.from_first(what_is_kept(run.config.out) + lost)
 
 
 def memory_fault(run: Run) -> FaultError:
