@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 
 from deepcontrol import AGCConv2d
 from deepcontrol.cli import main
 from deepcontrol.models import SegNet
 from deepcontrol.train import TrainingStep, records, saving
 from deepcontrol.train.checkpoint import load
+from deepcontrol.train.events import Events
 from deepcontrol.train.faults import find_culprit
 from tests.train.runs import command, differences, start, train_here
 
@@ -208,6 +210,26 @@ def test_a_full_disk_under_the_metrics(
             records.append(run / records.METRICS, {"epoch": 2})
     train_here(run)  # what was written of that line is gone again
     assert differences(run, whole) == []
+
+
+def test_a_full_disk_under_tensorboard_ends_tensorboard_alone(
+    whole: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SummaryWriter, "flush", full)
+        patch.setattr(SummaryWriter, "close", full)
+        train_here(run)
+        assert capsys.readouterr().out.count("TensorBoard stopped: [Errno 28] No space left") == 1
+    assert differences(run, whole) == []
+    said: list[str] = []
+    events = Events(run, 4, said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(SummaryWriter, "close", full)
+        events.close()
+    assert said == ["TensorBoard stopped: [Errno 28] No space left on device"]
 
 
 def test_of_concurrent_starts_exactly_one_proceeds(run: Path) -> None:
