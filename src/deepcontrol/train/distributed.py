@@ -159,6 +159,11 @@ def whole(value: Any) -> Any:
     return value
 
 
+def own_part(value: Any) -> Any:
+    """This process's shard of a sharded tensor, which may be empty; any other tensor whole."""
+    return value.to_local() if is_sharded(value) else value
+
+
 def sharded_like(value: Tensor, parameter: Any) -> Tensor:
     """This process's shard of a whole tensor, where the parameter is sharded."""
     if not is_sharded(parameter):
