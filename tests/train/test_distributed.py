@@ -27,7 +27,7 @@ from deepcontrol.train.progress import Show
 from deepcontrol.train.run import open_run
 from deepcontrol.train.saving import load_weights
 from tests.processes import WORLD, run_two
-from tests.train.runs import command, differences, metrics, tiny
+from tests.train.runs import command, differences, metrics, same, tiny
 
 CLASSES = 19
 
@@ -70,7 +70,7 @@ def in_each_process(rank: int, folder: str) -> None:
         if rank >= images:  # as Batches has it: an image that counts nowhere
             own = Batch(batch.images, torch.full_like(batch.labels, VOID), batch.segments)
         found[name] = gradients(kind, group, own, images)
-    torch.save({"gradients": found, "counts": counts(group)}, Path(folder) / f"{rank}.pt")
+    result = {"gradients": found, "counts": counts(group)}
     for wrapper, fsdp in {"ddp": {}, "fsdp": {"fsdp": ""}}.items():
         # The higher the rate, the further apart are the statistics of the processes.
         config = tiny(Path(folder) / wrapper, norm="bn", epochs=1, lr=1, **fsdp)
@@ -78,6 +78,8 @@ def in_each_process(rank: int, folder: str) -> None:
         show = Show(Console(quiet=True), speaks=False)
         with open_run(config, group, show, Interrupts()) as run:
             assert train_run(run) == 0
+            result[wrapper] = dict(run.model.named_buffers())
+    torch.save(result, Path(folder) / f"{rank}.pt")
 
 
 def counts(group: Group) -> Tensor:
@@ -120,7 +122,9 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
         assert torch.equal(found["counts"], counts(alone))
         assert found["counts"].sum() == (labels != VOID).sum()
     for wrapper in ("ddp", "fsdp"):  # each has the running statistics of its own images
-        run = tmp_path / wrapper
+        run, last = tmp_path / wrapper, load(tmp_path / wrapper / "last").model
+        for found in shared:
+            assert same(found[wrapper], {name: last[name] for name in found[wrapper]})
         assert metrics(run)[-1]["val_error"] == error_of_last(run)
 
 

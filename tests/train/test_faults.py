@@ -16,6 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from deepcontrol import AGCConv2d
 from deepcontrol.cli import main
+from deepcontrol.data.streets.source import Streets
 from deepcontrol.models import SegNet
 from deepcontrol.train import TrainingStep, records, saving
 from deepcontrol.train.checkpoint import load
@@ -163,6 +164,38 @@ def test_out_of_memory_says_what_would_fit(
     assert "MiB: --batch-size 3 fits, it was tried" in said
     assert tried == [7, 3]
     assert main(command(run.with_name("smaller"), batch_size=3, epochs=1)) == 0
+
+
+def test_out_of_memory_in_an_evaluation_tries_evaluations(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward, tried = SegNet.forward, []
+
+    def limited(self: SegNet, x: Tensor) -> Tensor:
+        if not self.training:
+            tried.append(len(x))
+            if len(x) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, x)
+
+    monkeypatch.setattr(SegNet, "forward", limited)
+    assert main(command(run, batch_size=4, val_limit=4)) == 1
+    assert "MiB: --batch-size 1 fits, it was tried" in capsys.readouterr().err
+    assert tried == [4, 2, 1]
+
+
+def test_out_of_memory_before_the_first_step(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def huge(*_: Any) -> None:
+        raise MemoryError("Unable to allocate 37.3 GiB for an array")
+
+    monkeypatch.setattr(Streets, "read", huge)
+    monkeypatch.setattr(Streets, "fingerprint", lambda _: "of none that is there")
+    assert main(command(run, size="32x96")) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "out of memory on cpu before the first step, with images of 32x96" in line
+    assert "choose a smaller --size" in line
 
 
 @pytest.mark.parametrize("k", [0, 1, 1000, 20_000])

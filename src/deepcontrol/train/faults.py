@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..sizes import Size
 from .checkpoint import BEST, LAST
 from .devices import peak_mib
 from .distributed import is_sharded, whole
@@ -147,14 +148,20 @@ def out_of_memory(
     )
 
 
-def step_fits(model: nn.Module, loss: Loss, inputs: Tensor, targets: Sequence[Tensor]) -> bool:
-    """Whether forward and backward of these fit into memory; nothing of the attempt is left."""
+def out_of_memory_at_start(device: torch.device, size: Size, width: float) -> FaultError:
+    """While data and network were made ready: there is no step yet that could be tried."""
+    return FaultError(
+        f"out of memory on {device} before the first step, with images of {size[0]}x{size[1]} and "
+        f"a network of width {width:g}: choose a smaller --size, --width or --train-limit."
+    )
+
+
+def fits_in_memory(attempt: Callable[[], object]) -> bool:
+    """Whether it can be done; nothing of the attempt is left."""
     gc.collect()
-    if inputs.is_cuda:
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing where there is no GPU in use
     try:
-        value = loss(model(inputs), *targets)
-        torch.autograd.grad(value, [p for p in model.parameters() if p.requires_grad])
+        attempt()
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             return False
