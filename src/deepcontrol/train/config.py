@@ -16,6 +16,7 @@ from .step import Engine
 
 FORMAT = 1  # of config.json
 CONFIG = "config.json"
+HIGHEST = 2**63 - 1  # of any whole number: what torch's generators take, for one
 SMALLEST = 32  # pixels a side: SegNet halves them five times
 
 # What may differ when a run is continued: no number of the run depends on it. More epochs are the
@@ -94,6 +95,8 @@ class Train:
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"--{_flag(name)} must be at least {least}, got {value}")
+            if value > HIGHEST:
+                raise ValueError(f"--{_flag(name)} must be at most {HIGHEST}, got {value}")
         if min(self.size) < SMALLEST:
             size = "x".join(map(str, self.size))
             raise ValueError(f"--size must be at least {SMALLEST}x{SMALLEST}, got {size}")
@@ -192,7 +195,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     elif hint is Path and isinstance(value, str):
         return Path(value)
     elif hint is float and type(value) in (int, float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is too large for a number with a fraction") from None
     elif type(value) is hint:
         return value
     raise ValueError(f"{name} cannot be {value!r}")

@@ -6,14 +6,17 @@ from typing import Any
 from . import records
 from .devices import peak_mib
 from .evaluate import evaluate, evaluating
+from .faults import NotFiniteError
 from .progress import epoch_line
 from .run import Run
 from .samples import sample_sheet, save_png
+from .trouble import evaluation_fault
 
 
 def close_epoch(run: Run) -> None:
     """Evaluate, write the epoch's lines and pictures, and step over to the next."""
     started = time.perf_counter()
+    run.group.share_buffers_(run.model)
     run.show.begin("evaluating", len(run.val))
     done = 0
 
@@ -23,7 +26,10 @@ def close_epoch(run: Run) -> None:
         run.show.advance(done)
         run.stop_if_asked()
 
-    matrix = evaluate(run.model, run.val, run.step.autocast, after_each)
+    try:
+        matrix = evaluate(run.model, run.val, run.step.autocast, after_each)
+    except NotFiniteError:
+        raise evaluation_fault(run) from None
     layers = look_at_layers(run)
     epoch = run.position.epoch + 1
     sheet = None
@@ -69,11 +75,9 @@ def write(run: Run, metrics: dict[str, Any], layers: dict[str, Any]) -> None:
     records.append(folder / records.METRICS, metrics)
     if run.events is None:
         return
-    for name in ("train_loss", "val_error", "val_mean_iou", "images_per_s"):
-        if metrics[name] is not None:
-            run.events.add_scalar(name, metrics[name], epoch)
+    names = ("train_loss", "val_error", "val_mean_iou", "images_per_s")
+    values = {name: metrics[name] for name in names if metrics[name] is not None}
     for layer, about in layers.items():
         for name, value in about.items():
-            mean = value if name == "open" else value["mean"]
-            run.events.add_scalar(f"{name}/{layer}", mean, epoch)
-    run.events.flush()
+            values[f"{name}/{layer}"] = value if name == "open" else value["mean"]
+    run.events.write(values, epoch)

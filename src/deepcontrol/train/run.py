@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.tensorboard import SummaryWriter
 
 from .. import __version__
 from ..data import Batch, Batches
@@ -22,6 +21,7 @@ from .checkpoint import load_last
 from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast
 from .distributed import Group, shard_
+from .events import Events
 from .guard import Gauge, Guard
 from .interrupts import Interrupts, Stopped
 from .objective import Objective
@@ -53,7 +53,7 @@ class Run:
     position: Position
     saver: Saver
     watch: Watch
-    events: SummaryWriter | None  # of the process that leads
+    events: Events | None  # of the process that leads
 
     def __post_init__(self) -> None:
         self.first_step = self.steps_done  # of this process's steps
@@ -153,7 +153,7 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         save_config(config, derived(config, model, train, val), about())
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
-        events = SummaryWriter(str(config.out), purge_step=position.epoch + 1)
+        events = Events(config.out, position.epoch + 1, show.say)
     saver = Saver(config.out)
     try:
         yield Run(

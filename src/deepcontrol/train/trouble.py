@@ -1,8 +1,20 @@
 """A run in trouble: what is looked at, once something is known to be wrong."""
 
+from copy import copy
+
 import torch
 
-from .faults import FaultError, find_culprit, not_finite, out_of_memory, step_fits
+from ..data import Batch, Batches
+from .evaluate import evaluating, predict
+from .faults import (
+    FaultError,
+    diverged,
+    find_culprit,
+    fits_in_memory,
+    not_finite,
+    out_of_memory,
+    what_is_kept,
+)
 from .guard import Reading
 from .run import Run
 
@@ -22,24 +34,54 @@ def raise_if_not_finite(run: Run, seen: Reading | None = None) -> None:
             run.model, run.objective.loss, batch.images, run.targets(batch, number)
         )
     culprits = run.group.gathered(culprit)
-    raise not_finite(epochs_before + 1, number + 1, culprits, run.config.out)
+    raise not_finite(epochs_before + 1, number + 1, culprits, kept(run))
+
+
+def evaluation_fault(run: Run) -> FaultError:
+    """What to say when the epoch at hand cannot be evaluated."""
+    return diverged(run.position.epoch + 1, kept(run))
+
+
+def kept(run: Run) -> str:
+    """What there is on the disk, once all that is being written is there; all have to ask."""
+    lost = ""
+    try:
+        run.saver.wait()
+    except OSError as error:  # which nobody would hear of behind the fault that stops the run
+        lost = f" (a later one was lost: {error})"
+    return run.group.from_first(what_is_kept(run.config.out) + lost)
 
 
 def memory_fault(run: Run) -> FaultError:
     """What to say after memory ran out, with smaller batches tried."""
     run.step.reset()
     run.optimiser.zero_grad(set_to_none=True)
-    batch = next(iter(run.train.epoch(1)))
 
     def fits(batch_size: int) -> bool:
         own = -(-batch_size // run.group.world)  # images in a process
-        targets = [a[:own] for a in run.objective.targets(batch)]
-        with _autocast(run):
-            return step_fits(run.model, run.objective.loss, batch.images[:own], targets)
+        return fits_in_memory(lambda: _step_and_evaluation(run, own))
 
     if run.config.fsdp:  # the others may still have memory, and would not join in
         return out_of_memory(run.group.device, run.config.batch_size, None)
     return out_of_memory(run.group.device, run.config.batch_size, fits)
+
+
+def _step_and_evaluation(run: Run, images: int) -> None:
+    """A step without its update, then a prediction, of so many images: it may be of larger ones."""
+    batch = _first(run.train, images)
+    with _autocast(run):
+        loss = run.objective.loss(run.model(batch.images), *run.objective.targets(batch))
+    torch.autograd.grad(loss, [p for p in run.model.parameters() if p.requires_grad])
+    del batch, loss
+    with evaluating(run.model, run.group.device, run.step.autocast):
+        predict(run.model, _first(run.val, images).images)
+
+
+def _first(batches: Batches, images: int) -> Batch:
+    """A batch of so many images and no more, from the same arrays."""
+    fewer = copy(batches)
+    fewer.batch_size, fewer.rank, fewer.world = images, 0, 1
+    return next(iter(fewer.epoch(1)))
 
 
 def _autocast(run: Run) -> torch.autocast:
