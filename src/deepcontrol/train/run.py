@@ -22,6 +22,7 @@ from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast
 from .distributed import Group, shard_
 from .events import Events
+from .fingerprint import Fingerprints, check_same_data, fingerprints
 from .guard import Gauge, Guard
 from .interrupts import Interrupts, Stopped
 from .objective import Objective
@@ -123,8 +124,10 @@ class Run:
 @contextmanager
 def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iterator[Run]:
     """Build what the configuration names and go to where the run folder's checkpoint is."""
+    before: dict[str, Any] = {}
     if (config.out / CONFIG).exists():
-        check_unchanged(config, load_config(config.out)[0])
+        started, before = load_config(config.out)
+        check_unchanged(config, started)
     sources = open_sources(config)
 
     def decoding(name: str, done: int, total: int) -> None:
@@ -132,6 +135,8 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         noted.raise_if_any()  # it can take minutes
 
     train, val = build_data(config, sources, group, decoding)
+    data = group.from_first(fingerprints(train, val) if group.leads else {})
+    check_same_data(config.out, data, before)
     model = build_model(config, len(sources.train.classes)).to(group.device)
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -150,7 +155,7 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     step = TrainingStep(wrapped, objective.loss, optimiser, engine, autocast, guard)
     events = None
     if group.leads:
-        save_config(config, derived(config, model, train, val), about())
+        save_config(config, derived(config, model, train, val, data), about())
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
         events = Events(config.out, position.epoch + 1, show.say)
@@ -190,7 +195,9 @@ def wrap(model: nn.Module, config: Train, group: Group) -> nn.Module:
     return DistributedDataParallel(model) if group.world > 1 else model
 
 
-def derived(config: Train, model: nn.Module, train: Batches, val: Batches) -> Mapping[str, Any]:
+def derived(
+    config: Train, model: nn.Module, train: Batches, val: Batches, data: Fingerprints
+) -> Mapping[str, Any]:
     """What follows from the configuration and the data, for those who read the run folder."""
     return {
         "lr": config.rate,
@@ -200,6 +207,7 @@ def derived(config: Train, model: nn.Module, train: Batches, val: Batches) -> Ma
         "steps_per_epoch": len(train),
         "train_images": len(train.cache),
         "val_images": len(val.cache),
+        "fingerprints": data,
     }
 
 
