@@ -58,6 +58,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.first_step = self.steps_done  # of this process's steps
+        self.closing_seconds = 0.0  # taken by the last epoch's evaluation and what follows it
         self.loss_sum = torch.tensor(
             self.position.loss_sum, dtype=torch.float64, device=self.group.device
         )
@@ -72,6 +73,11 @@ class Run:
         """To be seen until the end of the run."""
         epochs = self.config.epochs - self.position.epoch
         return epochs * len(self.train.cache) - self.position.images
+
+    def work_left(self, images_per_s: float) -> int:
+        """In images: with the evaluations, as what would be trained on in their time."""
+        evaluations = self.config.epochs - self.position.epoch
+        return self.images_left + round(evaluations * self.closing_seconds * images_per_s)
 
     @property
     def looks(self) -> bool:
