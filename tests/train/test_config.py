@@ -75,7 +75,8 @@ def test_what_is_no_configuration_is_refused(run: Path, text: str) -> None:
 
 
 def test_a_run_goes_on_as_itself_alone() -> None:
-    for name, value in {"epochs": 300, "workers": 2, "save_steps": 7, "out": Path("y")}.items():
+    free = {"epochs": 300, "workers": 2, "save_steps": 7, "out": Path("y"), "data_root": Path("z")}
+    for name, value in free.items():
         check_unchanged(replace(CONFIG, **{name: value}), CONFIG)
     changed = replace(CONFIG, lr=0.25, size=(64, 96), norm="bn")
     with pytest.raises(ConfigChangedError) as caught:

@@ -2,12 +2,16 @@
 
 import re
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pexpect
+import pytest
 
+from deepcontrol.train import epoch, loop
 from deepcontrol.train.checkpoint import load
-from tests.train.runs import command, metrics
+from tests.train.runs import command, metrics, train_here
 
 
 def terminal(*words: str) -> "pexpect.spawn[str]":
@@ -48,3 +52,22 @@ def test_a_mistake_is_one_line(run: Path) -> None:
     assert child.exitstatus == 1
     lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen).strip().splitlines()
     assert lines == ["error: camvid needs the folder it lies in: --data-root"]
+
+
+def test_the_time_left_is_that_of_the_evaluations_too(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, left = epoch.evaluate, []
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.5)
+        return evaluate(*args)
+
+    def noted(loss: float, images_per_s: float, mib: float, images_left: int) -> str:
+        left.append(images_left / images_per_s)
+        return ""
+
+    monkeypatch.setattr(epoch, "evaluate", slow)
+    monkeypatch.setattr(loop, "step_words", noted)
+    train_here(run, epochs=1)
+    assert 0.4 < left[-1] < 2  # after the last step: its evaluation alone

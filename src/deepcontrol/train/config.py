@@ -20,8 +20,9 @@ HIGHEST = 2**63 - 1  # of any whole number: what torch's generators take, for on
 SMALLEST = 32  # pixels a side: SegNet halves them five times
 
 # What may differ when a run is continued: no number of the run depends on it. More epochs are the
-# same run for longer, because the rate is fixed.
-FREE = ("epochs", "workers", "save_steps", "sample_epochs", "out")
+# same run for longer, because the rate is fixed. The data may have moved: they are told by their
+# content.
+FREE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,7 @@ def close_epoch(run: Run) -> None:
             save_png(sheet, run.config.out / "samples" / f"epoch-{epoch:04}.png")
     run.show.say(epoch_line(metrics, run.config.epochs))
     run.enter_next_epoch(matrix.pixel_error)
+    run.closing_seconds = time.perf_counter() - started
 
 
 def look_at_layers(run: Run) -> dict[str, Any]:

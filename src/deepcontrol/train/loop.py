@@ -94,7 +94,7 @@ def train_rest_of_epoch(run: Run) -> None:
             value = run.gauge.read_after(loss)
             raise_if_not_finite(run, seen=value)
             rate, memory = position.images / position.seconds, peak_mib(run.group.device)
-            words = step_words(value.loss, rate, memory, run.images_left)
+            words = step_words(value.loss, rate, memory, run.work_left(rate))
             run.show.advance(position.step, words)
             run.saver.check()
             run.stop_if_asked()

@@ -22,6 +22,7 @@ from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast
 from .distributed import Group, shard_
 from .events import Events
+from .fingerprint import Fingerprints, check_same_data, fingerprints
 from .guard import Gauge, Guard
 from .interrupts import Interrupts, Stopped
 from .objective import Objective
@@ -57,6 +58,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.first_step = self.steps_done  # of this process's steps
+        self.closing_seconds = 0.0  # taken by the last epoch's evaluation and what follows it
         self.loss_sum = torch.tensor(
             self.position.loss_sum, dtype=torch.float64, device=self.group.device
         )
@@ -71,6 +73,11 @@ class Run:
         """To be seen until the end of the run."""
         epochs = self.config.epochs - self.position.epoch
         return epochs * len(self.train.cache) - self.position.images
+
+    def work_left(self, images_per_s: float) -> int:
+        """In images: with the evaluations, as what would be trained on in their time."""
+        evaluations = self.config.epochs - self.position.epoch
+        return self.images_left + round(evaluations * self.closing_seconds * images_per_s)
 
     @property
     def looks(self) -> bool:
@@ -123,8 +130,10 @@ class Run:
 @contextmanager
 def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iterator[Run]:
     """Build what the configuration names and go to where the run folder's checkpoint is."""
+    before: dict[str, Any] = {}
     if (config.out / CONFIG).exists():
-        check_unchanged(config, load_config(config.out)[0])
+        started, before = load_config(config.out)
+        check_unchanged(config, started)
     sources = open_sources(config)
 
     def decoding(name: str, done: int, total: int) -> None:
@@ -132,6 +141,8 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         noted.raise_if_any()  # it can take minutes
 
     train, val = build_data(config, sources, group, decoding)
+    data = group.from_first(fingerprints(train, val) if group.leads else {})
+    check_same_data(config.out, data, before)
     model = build_model(config, len(sources.train.classes)).to(group.device)
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -150,7 +161,7 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     step = TrainingStep(wrapped, objective.loss, optimiser, engine, autocast, guard)
     events = None
     if group.leads:
-        save_config(config, derived(config, model, train, val), about())
+        save_config(config, derived(config, model, train, val, data), about())
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
         events = Events(config.out, position.epoch + 1, show.say)
@@ -190,7 +201,9 @@ def wrap(model: nn.Module, config: Train, group: Group) -> nn.Module:
     return DistributedDataParallel(model) if group.world > 1 else model
 
 
-def derived(config: Train, model: nn.Module, train: Batches, val: Batches) -> Mapping[str, Any]:
+def derived(
+    config: Train, model: nn.Module, train: Batches, val: Batches, data: Fingerprints
+) -> Mapping[str, Any]:
     """What follows from the configuration and the data, for those who read the run folder."""
     return {
         "lr": config.rate,
@@ -200,6 +213,7 @@ def derived(config: Train, model: nn.Module, train: Batches, val: Batches) -> Ma
         "steps_per_epoch": len(train),
         "train_images": len(train.cache),
         "val_images": len(val.cache),
+        "fingerprints": data,
     }
 
 
