@@ -99,11 +99,11 @@ def test_a_checkpoint_on_its_way_is_waited_for(
         with torch.no_grad():
             next(step.model.parameters()).fill_(torch.nan)
 
-    def slow(*args: Any) -> None:
+    def slow(*args: Any, **how: Any) -> None:
         time.sleep(0.5)
-        save(*args)
+        save(*args, **how)
 
-    def full(*args: Any) -> None:
+    def full(*args: Any, **how: Any) -> None:
         time.sleep(0.5)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

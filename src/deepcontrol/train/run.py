@@ -17,7 +17,7 @@ from ..data import Batch, Batches
 from ..optim import sgd
 from . import records
 from .build import build_data, build_model, build_objective, open_sources
-from .checkpoint import load_last
+from .checkpoint import CheckpointError, load_last
 from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast
 from .distributed import Group, shard_
@@ -153,6 +153,8 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     position = Position()
     if checkpoint is not None:
         position = restore(checkpoint, model, optimiser, group)
+        if position.step > len(train):  # all steps may be done, and the evaluation not yet
+            raise CheckpointError(f"no step {position.step} in an epoch of {len(train)}")
     guard = Guard(optimiser, group)
     objective = build_objective(config, train.cache, group.device)
     autocast = choose_autocast(config.precision, group.device)
