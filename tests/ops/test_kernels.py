@@ -314,9 +314,13 @@ class TestBackend:
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("n", [1, 8, 64])
 @pytest.mark.parametrize("positions", [1, 7, 512, 2048, 100_003, 1 << 24])
-def test_plans_are_within_their_bounds(channels_last: bool, n: int, positions: int) -> None:
-    plan = kernels.plan(n, 64, positions, channels_last, 132)
+@pytest.mark.parametrize("held", [0, 1, 2])
+def test_plans_are_within_their_bounds(
+    channels_last: bool, n: int, positions: int, held: int
+) -> None:
+    plan = kernels.plan(n, 64, positions, channels_last, 132, held)
     blocks = -(-positions // plan.block_p)
-    assert plan.block_p * plan.block_c <= (16 * kernels.ALONE if plan.alone else kernels.BLOCK)
+    most = kernels.MOST_HELD if plan.alone else 2 * kernels.BLOCK
+    assert plan.block_p * plan.block_c <= most
     assert -(-blocks // plan.part_steps) <= kernels.MOST_PARTS
-    assert not plan.alone or plan.tile_steps * plan.block_p >= positions
+    assert not plan.alone or (held > 0 and plan.block_p >= positions)

@@ -16,6 +16,8 @@ from deepcontrol.train.checkpoint import Checkpoint, CheckpointError, load, load
 def some(seed: int) -> Checkpoint:
     rng = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {"a": torch.randn(40, 7, generator=rng), "b": torch.ones(3).half()}
+    filters = torch.randn(4, 3, 2, 2, generator=rng)
+    weights["filters"] = filters.to(memory_format=torch.channels_last)  # as on a GPU
     return Checkpoint(weights, {"epoch": seed, "rng": torch.arange(50), "best": 0.25})
 
 

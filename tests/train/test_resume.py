@@ -121,10 +121,8 @@ def test_stopped_in_an_evaluation(
 def test_deterministic_on_a_gpu(tmp_path: Path) -> None:
     """In processes of their own, as the switch is the whole process's."""
     flags = {"device": "cuda", "deterministic": ""}
-    whole = start(tmp_path / "whole", **flags)
-    assert whole.wait(120) == 0, whole.stderr
-    half = start(tmp_path / "half", **flags | {"epochs": "2"})
-    assert half.wait(120) == 0, half.stderr
-    rest = start(tmp_path / "half", **flags)
-    assert rest.wait(120) == 0, rest.stderr
+    for out, epochs in (("whole", {}), ("half", {"epochs": "2"}), ("half", {})):
+        process = start(tmp_path / out, **flags | epochs)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
     assert differences(tmp_path / "half", tmp_path / "whole") == []

@@ -107,7 +107,11 @@ def test_every_model_is_compiled_for_itself() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    r"ignore:\s*Online softmax is disabled:UserWarning",
+)
 @pytest.mark.parametrize("engine", ["eager", "compile", "graph", "compile+graph"])
 def test_engines_agree(engine: Engine) -> None:
     model = network("cuda")

@@ -39,7 +39,8 @@ def measure_shares(case: Case, steps: int) -> list[Row]:
         step, batch = training_step(replace(case, group="segnet"), "cuda")
         warm_up(step, batch)
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        with profile(activities=both, acc_events=True) as profiler:
             for _ in range(STEPS):
                 step(*batch)
             torch.cuda.synchronize()

@@ -8,11 +8,11 @@ import functools
 import importlib.util
 import math
 import os
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from .remember import remembered
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -24,16 +24,22 @@ def why_plain(z: Tensor) -> str | None:
     reason = why_no_kernels(z.device.index)
     if reason is not None:
         return reason
-    if z.dtype not in DTYPES:
-        return f"the kernels take bf16, fp16 and fp32, not {z.dtype}"
-    if z.numel() == 0:
+    return remembered(_why_not_these, z.dtype, z.shape, z.stride())
+
+
+def _why_not_these(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> str | None:
+    if dtype not in DTYPES:
+        return f"the kernels take bf16, fp16 and fp32, not {dtype}"
+    if 0 in shape:
         return "there is nothing to compute"
-    strides, positions = map_strides(z), math.prod(z.shape[2:])
-    if strides is None:
-        return f"the positions of a map are not evenly spaced in memory: strides {z.stride()}"
-    # A program takes up to 2^13 positions of one map, or up to 2^5 maps that are small.
-    far = strides[2] >= 2**18 or (positions < 2**13 and strides[1] >= 2**26)
-    if far or max(z.shape[0] * z.shape[1], positions) >= 2**31:
+    of_maps, positions = strides_of_maps(shape, strides), math.prod(shape[2:])
+    if of_maps is None:
+        return f"the positions of a map are not evenly spaced in memory: strides {strides}"
+    # A program takes up to 2^13 positions of one map, or up to 2^6 maps that are small.
+    far = of_maps[2] >= 2**18 or (positions < 2**13 and of_maps[1] >= 2**25)
+    if far or max(shape[0] * shape[1], positions) >= 2**31:
         return "the kernels count in 32 bits within a block of maps"
     return None
 
@@ -42,13 +48,6 @@ def takes_kernels(z: Tensor, traced: bool = False) -> bool:
     """Whether z goes to a kernel now; traced: a compiler will launch it later, on a real tensor."""
     # A subclass (a fake tensor, a distributed one) has no memory of its own to hand to a kernel.
     return (traced or type(z) in (Tensor, torch.nn.Parameter)) and why_plain(z) is None
-
-
-def on_device(z: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device, which need not be z's."""
-    if not z.is_cuda or z.device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(z.device)
 
 
 def why_no_kernels(device: int | None) -> str | None:
@@ -90,8 +89,14 @@ def map_strides(z: Tensor) -> tuple[int, int, int] | None:
     >>> map_strides(torch.empty(2, 3, 4, 5)[..., ::2]) is None
     True
     """
+    return remembered(strides_of_maps, z.shape, z.stride())
+
+
+def strides_of_maps(
+    shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[int, int, int] | None:
     stride, count = 0, 1  # of the innermost positions, and how many they are
-    for size, step in zip(reversed(z.shape[2:]), reversed(z.stride()[2:]), strict=True):
+    for size, step in zip(reversed(shape[2:]), reversed(strides[2:]), strict=True):
         if size == 1:
             continue
         if count == 1:
@@ -99,6 +104,6 @@ def map_strides(z: Tensor) -> tuple[int, int, int] | None:
         elif step != stride * count:
             return None
         count *= size
-    if 0 in (s for s, size in zip(z.stride(), z.shape, strict=True) if size > 1):
+    if 0 in (step for step, size in zip(strides, shape, strict=True) if size > 1):
         return None  # expanded: what is written would land on itself
-    return z.stride(0), z.stride(1), stride
+    return strides[0], strides[1], stride

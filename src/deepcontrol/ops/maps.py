@@ -5,6 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from .remember import remembered
+from .tracing import is_batched
+
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Means and sums are taken in fp32 for half types: a bf16 sum stops growing at 256 ones."""
@@ -40,16 +43,33 @@ def like_layout(a: Tensor, order: tuple[int, ...]) -> Tensor:
 
     Written with permute and contiguous because these, unlike memory formats, work under vmap.
     """
-    laid_out = a.permute(order)
-    if laid_out.is_contiguous():
+    if not is_batched(a) and is_laid_out(a, order):
         return a
     inverse = sorted(range(len(order)), key=order.__getitem__)
-    return laid_out.contiguous().permute(inverse)
+    return a.permute(order).contiguous().permute(inverse)
+
+
+def is_laid_out(a: Tensor, order: tuple[int, ...]) -> bool:
+    """Whether the dimensions of a lie in memory in `order`, without gaps."""
+    return remembered(_is_dense, a.shape, a.stride(), order)
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int, ...]) -> bool:
+    dense = 1
+    for d in reversed(order):
+        if shape[d] != 1 and strides[d] != dense:
+            return False
+        dense *= shape[d]
+    return True
 
 
 def memory_order(a: Tensor) -> tuple[int, ...]:
     """The dimensions of a from the outermost in memory to the innermost: NCHW or NHWC, say."""
-    return tuple(sorted(range(a.dim()), key=a.stride().__getitem__, reverse=True))
+    return remembered(_order, a.stride())
+
+
+def _order(strides: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(strides)), key=strides.__getitem__, reverse=True))
 
 
 def check_maps(z: Tensor, **per_filter: Tensor | None) -> None:

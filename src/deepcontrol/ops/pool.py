@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import pool_plain as plain
-from .backend import on_device, takes_kernels
+from .backend import takes_kernels
 from .tracing import compiles_with_ops, is_batched, wants_plain_ops
 
 
@@ -134,8 +134,7 @@ def run_pool(x: Tensor, last: bool) -> tuple[Tensor, Tensor]:
     if takes_kernels(x):
         from .kernels import pool as kernels
 
-        with on_device(x):
-            return kernels.pool(x, last)
+        return kernels.pool(x, last)
     pooled, index = plain.cpu_pool(x) if x.is_cpu else plain.pool(x)
     return plain.laid_out(pooled, last), plain.laid_out(index, last)
 
@@ -144,8 +143,7 @@ def _run_pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
     if takes_kernels(x):
         from .kernels import pool as kernels
 
-        with on_device(x):
-            return kernels.pick(x, index, last)
+        return kernels.pick(x, index, last)
     if x.is_cpu:
         return plain.cpu_pick(x, index, last)
     return plain.laid_out(plain.pick(x, index), last)
@@ -155,8 +153,7 @@ def _run_place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -
     if takes_kernels(values):
         from .kernels import pool as kernels
 
-        with on_device(values):
-            return kernels.place(values, index, size, last)
+        return kernels.place(values, index, size, last)
     if values.is_cpu:
         return plain.cpu_place(values, index, size, last)
     return plain.laid_out(plain.place(values, index, size), last)

@@ -138,8 +138,13 @@ def _write_beside(folder: Path, checkpoint: Checkpoint) -> Path:
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
     folder.mkdir(parents=True)
-    # Apart from each other: safetensors refuses tensors that share memory.
-    save_file({k: v.detach().cpu().clone() for k, v in checkpoint.model.items()}, folder / MODEL)
+    # Apart from each other and contiguous: safetensors takes nothing else, and filters on a GPU are
+    # channels_last.
+    model = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in checkpoint.model.items()
+    }
+    save_file(model, folder / MODEL)
     with (folder / STATE).open("wb") as file:  # Python's file says when the disk is full
         torch.save(checkpoint.state, file)
     shutil.copymode(folder / STATE, folder / MODEL)  # safetensors lets nobody else read it

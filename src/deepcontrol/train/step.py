@@ -178,12 +178,15 @@ class _Graph:
 
 
 def _abandon(pool: Any, device: torch.device) -> None:
-    """Give back the memory of a capture that failed, which torch keeps as if it went on."""
+    """End what a capture has begun that failed; torch goes on as if it were still there."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         give_back = getattr(torch._C, name, None)
         with contextlib.suppress(RuntimeError):
             if give_back is not None:
                 give_back(device.index, pool)
+    # Nor does it tell the generator of random numbers, which would wait for the capture's end.
+    generator = torch.cuda.default_generators[device.index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _forward_of(model: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:

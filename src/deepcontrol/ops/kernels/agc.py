@@ -2,26 +2,29 @@
 
 All the time is memory's, and a map is needed twice: for its mean, then to be rewritten. That is a
 launch of sums and a launch of rewriting over the whole batch. Where a map is small, one program
-does both. Finer ways to have the second read in the L2 cache (chunks of samples, programs that wait
-for one another) have all cost more than they saved: LOG.md has the figures.
+does both and reads it once. Finer ways to have the second read in the L2 cache (chunks of samples,
+programs that wait for one another) have all cost more than they saved: LOG.md has the figures.
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import wrap_triton
 
 from ..activation import ACTIVATIONS
-from ..backend import map_strides, on_device
+from ..backend import map_strides
 from ..maps import like_layout, memory_order, positions
 from ..open_bits import packing
+from ..remember import remembered
 from .agc_device import agc_backward_kernel, agc_filters_kernel, agc_forward_kernel, agc_sum_kernel
+from .launch import divide, launch, power_of_2
 
-BLOCK = 4096  # elements that a program reads at once: with more, its registers run out
-ALONE = 512  # positions of a map that one program sums and rewrites
+BLOCK = 4096  # elements that a program reads at once; twice as many of long maps
+LONG = 1 << 16  # positions
+ALONE = 512  # positions of a map that one program holds in its registers: more programs read faster
+MOST_HELD = 16384  # elements that it holds
 MOST_PARTS = 256  # partial sums of a map, which every program that rewrites it adds up
 
 
@@ -33,34 +36,48 @@ class Plan:
     block_p: int  # positions that a program reads at once
     part_steps: int  # how often it does, to sum a part
     tile_steps: int  # how often it does, to rewrite a tile
-    alone: bool  # one program sums and rewrites a unit
+    alone: bool  # one program sums and rewrites a unit, which is one block
     warps: int
 
 
-def plan(n: int, c: int, p: int, channels_last: bool, multiprocessors: int) -> Plan:
-    """The cut for N x C maps of P positions."""
-    alone = p <= ALONE
-    if alone:
-        block_c, block_p = power_of_2(c, 16), power_of_2(p, ALONE)
-    elif channels_last:
+def plan(n: int, c: int, p: int, channels_last: bool, multiprocessors: int, held: int = 1) -> Plan:
+    """The cut for N x C maps of P positions; held: see Launches."""
+    if held > 0 and p * held <= ALONE:
+        return _plan_alone(n, c, p, multiprocessors, held)
+    block = 2 * BLOCK if p >= LONG else BLOCK
+    if channels_last:
         # 64 channels of a half type are a whole line of the cache; but small maps need programs.
         small = n * c * p < 8 * multiprocessors * BLOCK
         block_c = power_of_2(c, 32 if small else 64)
-        block_p = power_of_2(p, BLOCK // block_c)
+        block_p = power_of_2(p, block // block_c)
     else:
-        block_p = power_of_2(p, BLOCK)
-        block_c = power_of_2(c, min(BLOCK // block_p, 32))
+        block_p = power_of_2(p, block)
+        block_c = power_of_2(c, min(block // block_p, 32))
     blocks, units = divide(p, block_p), n * divide(c, block_c)
     parts = min(MOST_PARTS, blocks, divide(4 * multiprocessors, units))
-    crowded = units * blocks >= 4 * multiprocessors
+    # Where there are many parts to add up first, a program should rewrite more than it adds.
+    several = parts > 16 and units * blocks >= 4 * multiprocessors
     return Plan(
         block_c,
         block_p,
         part_steps=divide(blocks, parts),
-        tile_steps=blocks if alone else 4 if crowded else 1,
-        alone=alone,
+        tile_steps=4 if several else 1,
+        alone=False,
         warps=max(1, min(8, block_c * block_p // 1024)),
     )
+
+
+def _plan_alone(n: int, c: int, p: int, multiprocessors: int, held: int) -> Plan:
+    """As many maps in a program as leave all multiprocessors something to do."""
+    block_p = power_of_2(p, ALONE)
+    width = 64
+    while width > 16 and (
+        2 * n * c <= width * multiprocessors or width * block_p * held > MOST_HELD
+    ):
+        width //= 2
+    block_c = power_of_2(c, width)
+    warps = max(1, min(8, block_c * block_p // 1024))
+    return Plan(block_c, block_p, part_steps=1, tile_steps=1, alone=True, warps=warps)
 
 
 @functools.cache
@@ -133,7 +150,7 @@ def backward(
     beta, lam = beta.contiguous(), lam.contiguous()
     dz, dbeta, dlam = (torch.empty_like(a) for a in (g, beta, lam))
     dgamma = None if gamma is None else torch.empty_like(gamma)
-    launches = Launches(g, cut, traced)
+    launches = Launches(g, cut, traced, held=1 if gamma is None else 2)
     sums = launches.sums(mean, dgamma, dbeta, dlam)
     partial = launches.partial_sums()
     partial_hz = partial if gamma is None else launches.partial_sums()
@@ -151,13 +168,13 @@ def backward(
 class Geometry:
     """Maps of one shape and layout, cut: how many of everything, and what each kernel is told."""
 
-    def __init__(self, maps: Tensor, cut: Plan | None, device: torch.device) -> None:
+    def __init__(self, maps: Tensor, cut: Plan | None, held: int, device: torch.device) -> None:
         n, c, p = maps.shape[0], maps.shape[1], positions(maps)
         strides = map_strides(maps)
         if strides is None:
             raise ValueError(f"no kernel for strides {maps.stride()}")  # backend.py asks first
         sn, sc, sp = strides
-        self.cut = cut = cut or plan(n, c, p, bool(sc == 1), _multiprocessors(device))
+        self.cut = cut = cut or plan(n, c, p, bool(sc == 1), _multiprocessors(device), held)
         self.groups = divide(c, cut.block_c)
         self.units = n * self.groups
         blocks = divide(p, cut.block_p)
@@ -166,12 +183,12 @@ class Geometry:
         common = dict(
             C=c, P=p, groups=self.groups, parts=self.parts, sn=sn, sc=sc, sp=sp,
             PACK=packing(maps), BLOCK_P=cut.block_p, BLOCK_C=cut.block_c, num_warps=cut.warps,
-            ROWS=min(cut.block_p, max(1, 256 * cut.warps // cut.block_c)),
         )  # fmt: skip
         # EVEN: without masks, where every program of the launch is full.
         self.of_sum = dict(
-            common, steps=cut.part_steps, EVEN=bool(even and blocks % cut.part_steps == 0)
-        )
+            common, steps=cut.part_steps, EVEN=bool(even and blocks % cut.part_steps == 0),
+            ROWS=min(cut.block_p, max(1, 256 * cut.warps // cut.block_c)),
+        )  # fmt: skip
         self.of_rewrite = dict(
             common, steps=cut.tile_steps, tiles=self.tiles, ALONE=cut.alone,
             EVEN=bool(even and blocks % cut.tile_steps == 0),
@@ -179,28 +196,26 @@ class Geometry:
         )  # fmt: skip
 
 
-def _geometry(maps: Tensor, cut: Plan | None, traced: bool) -> Geometry:
-    if traced:  # sizes may be symbols, which cannot be remembered
-        return Geometry(maps, cut, maps.device)
-    return _remembered(maps.shape, maps.stride(), maps.device, cut)
+def _geometry(maps: Tensor, cut: Plan | None, held: int, traced: bool) -> Geometry:
+    if traced:  # a Geometry of symbols is that trace's alone
+        return Geometry(maps, cut, held, maps.device)
+    return remembered(_geometry_of, maps.shape, maps.stride(), maps.device, cut, held)
 
 
-@functools.lru_cache(maxsize=4096)  # an eager step asks for the same ones again and again
-def _remembered(
-    shape: torch.Size, strides: tuple[int, ...], device: torch.device, cut: Plan | None
+def _geometry_of(
+    shape: torch.Size, strides: tuple[int, ...], device: torch.device, cut: Plan | None, held: int
 ) -> Geometry:
-    return Geometry(torch.empty_strided(shape, strides, device="meta"), cut, device)
+    return Geometry(torch.empty_strided(shape, strides, device="meta"), cut, held, device)
 
 
 class Launches:
-    """The launches over maps (N, C, *) that are all laid out alike; traced: a compiler watches."""
+    """The launches over maps (N, C, *) that are all laid out alike; traced: a compiler watches.
 
-    def __init__(
-        self, maps: Tensor, cut: Plan | None, traced: bool, may_be_alone: bool = True
-    ) -> None:
-        geometry = _geometry(maps, cut, traced)
-        if geometry.cut.alone and not may_be_alone:
-            geometry = _geometry(maps, replace(geometry.cut, alone=False), traced)
+    held: how many maps a program that is alone holds; 0 if it cannot be.
+    """
+
+    def __init__(self, maps: Tensor, cut: Plan | None, traced: bool, held: int = 1) -> None:
+        geometry = _geometry(maps, cut, held, traced)
         self.maps, self.traced, self.geometry, self.cut = maps, traced, geometry, geometry.cut
         self.units, self.groups, self.parts = geometry.units, geometry.groups, geometry.parts
 
@@ -238,18 +253,4 @@ class Launches:
         )  # fmt: skip
 
     def run(self, kernel: Any, programs: int, **arguments: Any) -> None:
-        with on_device(self.maps):
-            (wrap_triton(kernel) if self.traced else kernel)[(programs,)](**arguments)
-
-
-# Triton's own are meant for kernels and cost ten microseconds a call outside of one.
-def divide(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def power_of_2(n: int, most: int) -> int:
-    """The next power of 2, but not more than `most`."""
-    p = 1
-    while p < n and p < most:
-        p *= 2
-    return p
+        launch(kernel, (programs, 1, 1), self.traced, self.maps.device, **arguments)

@@ -8,7 +8,8 @@ The neuron has its gain in the convolution's weights: there is no gamma for it h
 
 A *unit* is a block of BLOCK_C maps of one sample. Its positions are cut into parts, which programs
 sum (`agc_sum_kernel`), and then into tiles, which programs rewrite after adding up the parts' sums
-(`agc_forward_kernel`, `agc_backward_kernel`). Where a map is small, one program does both, ALONE.
+(`agc_forward_kernel`, `agc_backward_kernel`). Where maps are small, one program does both, ALONE:
+it holds the unit in its registers, as one block, and reads it once.
 
 Sums are partial sums added in a fixed order, and there are no atomics: results do not vary from run
 to run.
@@ -224,40 +225,57 @@ def agc_sum_kernel(
 
 
 @triton.jit
+def _write_activated(
+    x, y, bits, gamma, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
+    ACT: tl.constexpr, PACK: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """y of a block x of z, and where it is open."""
+    if gamma is None:
+        u = x + (bias - background)
+    else:  # centred first: where the mean is far from 0, that rounds less
+        u = gain * (x - background) + bias
+    result = _act(u, ACT).to(y.dtype.element_ty)
+    at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+    tl.store(y + at, result, mask=inside)
+    if bits is not None:  # read off the rounded result, as they would be off y itself
+        b, there = _bytes(n, c0, p0, C, P, sn, sc, sp, EVEN, PACK, BLOCK_P, BLOCK_C)
+        is_open = _act_backward(1.0, result.to(tl.float32), ACT) == 1.0
+        tl.store(bits + b, _pack(is_open, PACK, BLOCK_P, BLOCK_C), mask=there)
+
+
+@triton.jit
 def agc_forward_kernel(
     z, y, bits, mean, gamma, beta, lam, partial, C, P, groups, parts, tiles, steps,
     sn, sc, sp, ACT: tl.constexpr, PACK: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     if ALONE:
-        s, _ = _sums(
-            z, z, 1.0, 0.0, 0.0, n, c0, 0, steps, C, P, sn, sc, sp,
-            "none", "nothing", "none", False, EVEN, BLOCK_P, BLOCK_C, ROWS,
-        )  # fmt: skip
+        at, inside = _block(n, c0, 0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+        x = _read(z + at, inside)
+        m = tl.sum(x, 0) / P
     else:
-        s = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T)
-    m = s / P
+        m = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T) / P
     if tile == 0:
         tl.store(mean + n * C + c, m, mask=c < C)
     gain, bias = _per_filter(gamma, c, C, 1.0), _per_filter(beta, c, C, 0.0)
     background = _per_filter(lam, c, C, 0.0) * m[None, :]
-    for step in range(steps):
-        p0 = (tile * steps + step) * BLOCK_P
-        at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
-        x = _read(z + at, inside)
-        if gamma is None:
-            u = x + (bias - background)
-        else:  # centred first: where the mean is far from 0, that rounds less
-            u = gain * (x - background) + bias
-        result = _act(u, ACT).to(y.dtype.element_ty)
-        tl.store(y + at, result, mask=inside)
-        if bits is not None:  # read off the rounded result, as they would be off y itself
-            b, there = _bytes(n, c0, p0, C, P, sn, sc, sp, EVEN, PACK, BLOCK_P, BLOCK_C)
-            is_open = _act_backward(1.0, result.to(tl.float32), ACT) == 1.0
-            tl.store(bits + b, _pack(is_open, PACK, BLOCK_P, BLOCK_C), mask=there)
+    if ALONE:
+        _write_activated(
+            x, y, bits, gamma, gain, bias, background, n, c0, 0, C, P, sn, sc, sp,
+            ACT, PACK, EVEN, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
+    else:
+        for step in range(steps):
+            p0 = (tile * steps + step) * BLOCK_P
+            at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+            _write_activated(
+                _read(z + at, inside), y, bits, gamma, gain, bias, background,
+                n, c0, p0, C, P, sn, sc, sp, ACT, PACK, EVEN, BLOCK_P, BLOCK_C,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -274,37 +292,43 @@ def agc_backward_kernel(
     g, kept, dz, mean, gamma, beta, lam, sum_h, sum_hz, dlam, partial, partial_hz, C, P,
     groups, parts, tiles, steps, sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr,
     PACK: tl.constexpr, TWO: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     gain, bias, background = _kept_parameters(mean, gamma, beta, lam, n, c, C, KEPT)
     if ALONE:
-        s, s_hz = _sums(
-            g, kept, gain, bias, background, n, c0, 0, steps, C, P, sn, sc, sp,
-            ACT, KEPT, PACK, TWO, EVEN, BLOCK_P, BLOCK_C, ROWS,
+        h, centred = _through_act(
+            g, kept, gain, bias, background, n, c0, 0, C, P, sn, sc, sp,
+            ACT, KEPT, PACK, EVEN, BLOCK_P, BLOCK_C,
         )  # fmt: skip
+        s = tl.sum(h, 0)
     else:
         s = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T)
-        s_hz = s
     if tile == 0:
         tl.store(sum_h + n * C + c, s, mask=c < C)
         if TWO:
-            if not ALONE:
+            if ALONE:
+                s_hz = tl.sum(h * centred, 0)
+            else:
                 at = _parts(partial_hz, unit, parts, BLOCK_C)
                 s_hz = _sum_of_parts(at, parts, BLOCK_C, BLOCK_T)
             tl.store(sum_hz + n * C + c, s_hz, mask=c < C)
         _single_sample(dlam, gamma, mean, s, c, C)
     above = _per_filter(lam, c, C, 0.0) * (s / P)[None, :]
-    for step in range(steps):
-        p0 = (tile * steps + step) * BLOCK_P
-        at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
-        h, _ = _through_act(
-            g, kept, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
-            ACT, KEPT, PACK, EVEN, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
+    if ALONE:
+        at, inside = _block(n, c0, 0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
         tl.store(dz + at, (gain * (h - above)).to(dz.dtype.element_ty), mask=inside)
+    else:
+        for step in range(steps):
+            p0 = (tile * steps + step) * BLOCK_P
+            at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+            h, _ = _through_act(
+                g, kept, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
+                ACT, KEPT, PACK, EVEN, BLOCK_P, BLOCK_C,
+            )  # fmt: skip
+            tl.store(dz + at, (gain * (h - above)).to(dz.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -9,8 +9,9 @@ from ..activation import ACTIVATIONS
 from ..backend import map_strides
 from ..maps import like_layout, memory_order
 from ..pool import is_channels_last
-from .agc import Launches, divide, power_of_2
+from .agc import Launches
 from .agc_pool_device import agc_pool_backward_kernel, agc_pool_forward_kernel
+from .launch import divide, power_of_2
 from .pool import empty_maps
 
 BLOCK = 2048  # windows that a program reads at once over its maps, of four positions each
@@ -28,7 +29,7 @@ def forward(
     pooled = empty_maps(v, shape, v.dtype, last)
     index = empty_maps(v, shape, torch.uint8, last)
     mean = v.new_empty((n, c), dtype=torch.float32)
-    launches = Launches(v, None, traced, may_be_alone=False)
+    launches = Launches(v, None, traced, held=0)
     partial = launches.partial_sums()
     windows = shape[2] * shape[3]
     tiles, geometry = _tiles(launches, windows, pooled)
@@ -64,7 +65,7 @@ def backward(
     (n, c), (height, width) = g.shape[:2], size
     dv = empty_maps(g, (n, c, height, width), g.dtype, channels_last)
     dbeta, dlam = torch.empty_like(beta), torch.empty_like(lam)
-    launches = Launches(g, None, traced, may_be_alone=False)
+    launches = Launches(g, None, traced, held=0)
     sums = launches.sums(mean, None, dbeta, dlam)
     partial = launches.partial_sums()
     launches.sum(

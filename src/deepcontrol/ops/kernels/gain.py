@@ -6,18 +6,16 @@ In plain torch these are eight passes over the weights, which at batch 1 are mos
 memory. Here each is one: a program takes one filter, whose weights lie together in memory.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
 
-from ..backend import on_device
-from ..maps import like_layout, memory_order
+from ..maps import is_laid_out, like_layout, memory_order
+from .launch import divide, launch, power_of_2
 
-BLOCK = 1024
+BLOCK = 1024  # weights that a program scales
+BLOCK_BACKWARD = 8192  # weights that it reads at once to go back: a filter, nearly always
 
 
 @triton.jit
@@ -47,16 +45,17 @@ def _scale_backward(weight, gain, dscaled, dweight, dgain, length, BLOCK: tl.con
 def takes(weight: Tensor) -> bool:
     """Whether each filter of weight (C_out, ...) lies together: contiguous and channels_last do."""
     order = memory_order(weight)
-    return order[0] == 0 and weight.permute(order).is_contiguous()
+    return order[0] == 0 and is_laid_out(weight, order)
 
 
 def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype, traced: bool = False) -> Tensor:
     """gamma W in `dtype`, laid out as W."""
     scaled = torch.empty_like(weight, dtype=dtype)
-    length = weight[0].numel()
-    grid = (weight.shape[0], -(-length // BLOCK))
-    arguments = dict(weight=weight, gain=gain.contiguous(), scaled=scaled, length=length)
-    _run(_scale, grid, traced, **arguments)
+    rows, length = weight.shape[0], weight[0].numel()
+    launch(
+        _scale, (rows, divide(length, BLOCK), 1), traced, weight.device, weight=weight,
+        gain=gain.contiguous(), scaled=scaled, length=length, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
     return scaled
 
 
@@ -67,13 +66,11 @@ def scale_backward(
     dscaled = like_layout(dscaled, memory_order(weight))
     dweight = torch.empty_like(weight)
     dgain = gain.new_empty(gain.shape)
-    _run(
-        _scale_backward, (weight.shape[0],), traced, weight=weight, gain=gain.contiguous(),
-        dscaled=dscaled, dweight=dweight, dgain=dgain, length=weight[0].numel(),
+    rows, length = weight.shape[0], weight[0].numel()
+    block = power_of_2(length, BLOCK_BACKWARD)
+    launch(
+        _scale_backward, (rows, 1, 1), traced, weight.device, weight=weight,
+        gain=gain.contiguous(), dscaled=dscaled, dweight=dweight, dgain=dgain, length=length,
+        BLOCK=block, num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip
     return dweight, dgain
-
-
-def _run(kernel: Any, grid: tuple[int, ...], traced: bool, **arguments: Any) -> None:
-    with on_device(arguments["weight"]):
-        (wrap_triton(kernel) if traced else kernel)[grid](**arguments, BLOCK=BLOCK, num_warps=4)

@@ -16,7 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import wrap_triton
+
+from .launch import divide, launch
 
 TILE = 1024  # windows; eight for each thread of four warps, 16 bytes of a half type
 
@@ -117,22 +118,23 @@ def pool(x: Tensor, channels_last: bool, traced: bool = False) -> tuple[Tensor, 
     shape = (n, c, height // 2, width // 2)
     pooled = empty_maps(x, shape, x.dtype, channels_last)
     index = empty_maps(x, shape, torch.uint8, channels_last)
-    kernel = wrap_triton(pool_kernel) if traced else pool_kernel
     align = _alignment(channels_last, c, x)
     grid, tile = _tiling(shape, channels_last, align)
-    kernel[grid](
-        x=x, pooled=pooled, index=index, **tile, **_strides("x", x, channels_last, align, 2)
-    )
+    strides = _strides("x", x, channels_last, align, 2)
+    launch(pool_kernel, grid, traced, x.device, x=x, pooled=pooled, index=index, **tile, **strides)
     return pooled, index
 
 
 def pick(x: Tensor, index: Tensor, channels_last: bool, traced: bool = False) -> Tensor:
     """x (N, C, H, W) at index (N, C, H // 2, W // 2)."""
     picked = empty_maps(x, index.shape, x.dtype, channels_last)
-    kernel = wrap_triton(pick_kernel) if traced else pick_kernel
     align = _alignment(channels_last, x.shape[1], x, index)
     grid, tile = _tiling(index.shape, channels_last, align)
-    kernel[grid](
+    launch(
+        pick_kernel,
+        grid,
+        traced,
+        x.device,
         x=x,
         index=index,
         picked=picked,
@@ -150,11 +152,14 @@ def place(
     n, c = index.shape[:2]
     height, width = size
     placed = empty_maps(values, (n, c, height, width), values.dtype, channels_last)
-    kernel = wrap_triton(place_kernel) if traced else place_kernel
     align = _alignment(channels_last, c, values, index)
     covering = (n, c, (height + 1) // 2, (width + 1) // 2)
     grid, tile = _tiling(covering, channels_last, align)
-    kernel[grid](
+    launch(
+        place_kernel,
+        grid,
+        traced,
+        values.device,
         values=values,
         index=index,
         placed=placed,
@@ -190,7 +195,7 @@ def _alignment(channels_last: bool, channels: int, *maps: Tensor) -> int:
 
 def _tiling(
     shape: Sequence[int], channels_last: bool, align: int
-) -> tuple[tuple[int, int], dict[str, int]]:
+) -> tuple[tuple[int, int, int], dict[str, int]]:
     """The grid over windows of shape (N, C, h, w), and the kernel's arguments that go with it."""
     n, c, h, w = shape
     sizes = (n, h, w, c) if channels_last else (n, c, h, w)
@@ -207,7 +212,7 @@ def _tiling(
         "ROWS": height,
         "INNER": breadth,
     }
-    return (triton.cdiv(rows, height), triton.cdiv(inner, breadth)), tile
+    return (divide(rows, height), divide(inner, breadth), 1), tile
 
 
 def _strides(
