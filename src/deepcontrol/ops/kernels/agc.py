@@ -22,7 +22,7 @@ from .agc_device import agc_backward_kernel, agc_filters_kernel, agc_forward_ker
 from .launch import divide, launch, power_of_2
 
 BLOCK = 4096  # elements that a program reads at once; twice as many of long maps
-LONG = 1 << 16  # positions
+LONG = 1 << 15  # positions
 ALONE = 512  # positions of a map that one program holds in its registers: more programs read faster
 MOST_HELD = 16384  # elements that it holds
 MOST_PARTS = 256  # partial sums of a map, which every program that rewrites it adds up
@@ -45,23 +45,24 @@ def plan(n: int, c: int, p: int, channels_last: bool, multiprocessors: int, held
     if held > 0 and p * held <= ALONE:
         return _plan_alone(n, c, p, multiprocessors, held)
     block = 2 * BLOCK if p >= LONG else BLOCK
+    small = n * c * p < 8 * multiprocessors * BLOCK
     if channels_last:
         # 64 channels of a half type are a whole line of the cache; but small maps need programs.
-        small = n * c * p < 8 * multiprocessors * BLOCK
         block_c = power_of_2(c, 32 if small else 64)
         block_p = power_of_2(p, block // block_c)
     else:
         block_p = power_of_2(p, block)
         block_c = power_of_2(c, min(block // block_p, 32))
     blocks, units = divide(p, block_p), n * divide(c, block_c)
-    parts = min(MOST_PARTS, blocks, divide(4 * multiprocessors, units))
+    programs = (4 * BLOCK // block if small else 4) * multiprocessors
+    parts = min(MOST_PARTS, blocks, divide(programs, units))
     # Where there are many parts to add up first, a program should rewrite more than it adds.
-    several = parts > 16 and units * blocks >= 4 * multiprocessors
+    tile_steps = 1 if parts <= 16 else 4 if units * blocks >= 4 * multiprocessors else 2
     return Plan(
         block_c,
         block_p,
         part_steps=divide(blocks, parts),
-        tile_steps=4 if several else 1,
+        tile_steps=tile_steps,
         alone=False,
         warps=max(1, min(8, block_c * block_p // 1024)),
     )

@@ -16,6 +16,9 @@ to run.
 
 Programs sum from the last part to the first and rewrite from the first tile to the last: what was
 read last, or written last by the convolution before, is in the L2 cache still.
+
+A program that rewrites asks for its filters' parameters before it adds up the parts, so as not to
+wait for memory twice: of small maps the time is all waiting.
 """
 
 import triton
@@ -122,12 +125,6 @@ def _unpack(byte, PACK: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constex
 
 
 @triton.jit
-def _read(at, inside):
-    """A block in fp32."""
-    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _kept_parameters(mean, gamma, beta, lam, n, c, C, KEPT: tl.constexpr):
     """gamma, beta and lam m, where z is kept and u is made of it again; else nobody reads them."""
     if KEPT == "input":
@@ -139,23 +136,34 @@ def _kept_parameters(mean, gamma, beta, lam, n, c, C, KEPT: tl.constexpr):
 
 
 @triton.jit
+def _read(
+    of, n, c0, p0, C, P, sn, sc, sp,
+    EVEN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A block of maps in fp32."""
+    at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+    return tl.load(of + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _through_act(
     g, kept, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
     ACT: tl.constexpr, KEPT: tl.constexpr, PACK: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """h = g act'(u) of a block, and z - lam m where z is kept (else h again, read by nobody)."""
-    at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
-    up = _read(g + at, inside)
+    up = _read(g, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
     if KEPT == "input":
-        centred = _read(kept + at, inside) - background
+        z = _read(kept, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+        centred = z - background
         return _act_backward(up, gain * centred + bias, ACT), centred
     elif KEPT == "output":
-        h = _act_backward(up, _read(kept + at, inside), ACT)
+        y = _read(kept, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
+        h = _act_backward(up, y, ACT)
         return h, h
     elif KEPT == "bits":
-        b, there = _bytes(n, c0, p0, C, P, sn, sc, sp, EVEN, PACK, BLOCK_P, BLOCK_C)
-        byte = tl.load(kept + b, mask=there, other=0)
+        at, there = _bytes(n, c0, p0, C, P, sn, sc, sp, EVEN, PACK, BLOCK_P, BLOCK_C)
+        byte = tl.load(kept + at, mask=there, other=0)
         h = _act_backward(up, _unpack(byte, PACK, BLOCK_P, BLOCK_C), ACT)
         return h, h
     else:
@@ -253,16 +261,16 @@ def agc_forward_kernel(
     unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
+    gain, bias = _per_filter(gamma, c, C, 1.0), _per_filter(beta, c, C, 0.0)
+    scale = _per_filter(lam, c, C, 0.0)
     if ALONE:
-        at, inside = _block(n, c0, 0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
-        x = _read(z + at, inside)
+        x = _read(z, n, c0, 0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
         m = tl.sum(x, 0) / P
     else:
         m = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T) / P
     if tile == 0:
         tl.store(mean + n * C + c, m, mask=c < C)
-    gain, bias = _per_filter(gamma, c, C, 1.0), _per_filter(beta, c, C, 0.0)
-    background = _per_filter(lam, c, C, 0.0) * m[None, :]
+    background = scale * m[None, :]
     if ALONE:
         _write_activated(
             x, y, bits, gamma, gain, bias, background, n, c0, 0, C, P, sn, sc, sp,
@@ -271,10 +279,10 @@ def agc_forward_kernel(
     else:
         for step in range(steps):
             p0 = (tile * steps + step) * BLOCK_P
-            at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
             _write_activated(
-                _read(z + at, inside), y, bits, gamma, gain, bias, background,
-                n, c0, p0, C, P, sn, sc, sp, ACT, PACK, EVEN, BLOCK_P, BLOCK_C,
+                _read(z, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C), y, bits, gamma,
+                gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
+                ACT, PACK, EVEN, BLOCK_P, BLOCK_C,
             )  # fmt: skip
 
 
@@ -298,6 +306,7 @@ def agc_backward_kernel(
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     gain, bias, background = _kept_parameters(mean, gamma, beta, lam, n, c, C, KEPT)
+    scale = _per_filter(lam, c, C, 0.0)
     if ALONE:
         h, centred = _through_act(
             g, kept, gain, bias, background, n, c0, 0, C, P, sn, sc, sp,
@@ -316,18 +325,18 @@ def agc_backward_kernel(
                 s_hz = _sum_of_parts(at, parts, BLOCK_C, BLOCK_T)
             tl.store(sum_hz + n * C + c, s_hz, mask=c < C)
         _single_sample(dlam, gamma, mean, s, c, C)
-    above = _per_filter(lam, c, C, 0.0) * (s / P)[None, :]
+    above = scale * (s / P)[None, :]
     if ALONE:
         at, inside = _block(n, c0, 0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
         tl.store(dz + at, (gain * (h - above)).to(dz.dtype.element_ty), mask=inside)
     else:
         for step in range(steps):
             p0 = (tile * steps + step) * BLOCK_P
-            at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
             h, _ = _through_act(
                 g, kept, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
                 ACT, KEPT, PACK, EVEN, BLOCK_P, BLOCK_C,
             )  # fmt: skip
+            at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
             tl.store(dz + at, (gain * (h - above)).to(dz.dtype.element_ty), mask=inside)
 
 

@@ -33,10 +33,11 @@ def agc_pool_forward_kernel(
     unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
+    bias, scale = _per_filter(beta, c, C, 0.0), _per_filter(lam, c, C, 0.0)
     m = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T) / P
     if tile == 0:
         tl.store(mean + n * C + c, m, mask=c < C)
-    shift = _per_filter(beta, c, C, 0.0) - _per_filter(lam, c, C, 0.0) * m[None, :]
+    shift = bias - scale * m[None, :]
     of_v = v + tl.cast(n, tl.int64) * sn + c.to(tl.int64)[None, :] * sc
     of_out = tl.cast(n, tl.int64) * on + c.to(tl.int64)[None, :] * oc
     for step in range(steps):
@@ -73,11 +74,12 @@ def agc_pool_backward_kernel(
     unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
+    scale = _per_filter(lam, c, C, 0.0)
     s = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T)
     if tile == 0:
         tl.store(sum_h + n * C + c, s, mask=c < C)
         _single_sample(dlam, None, mean, s, c, C)
-    above = _per_filter(lam, c, C, 0.0) * (s / P)[None, :]
+    above = scale * (s / P)[None, :]
     of_dv = dv + tl.cast(n, tl.int64) * sn + c.to(tl.int64)[None, :] * sc
     of_pooled = tl.cast(n, tl.int64) * on + c.to(tl.int64)[None, :] * oc
     for step in range(steps):
