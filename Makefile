@@ -2,14 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+ZOO := .venv-zoo/bin
+ZOO_READY := .venv-zoo/.ready
 
-.PHONY: help setup demo test check format test-gpu bench lock
+.PHONY: help setup demo test check format test-gpu test-zoo zoo bench lock lock-zoo
 
 help:
 	@echo "make demo      AGC (automatic gain control) beside BatchNorm on the CPU, at batch 1 and 4: a page (under 4 minutes on 2 cores)"
 	@echo "make test      the tests, on the CPU"
 	@echo "make check     formatting, lint, types"
 	@echo "make test-gpu  the tests that need a CUDA device"
+	@echo "make test-zoo  the tests against other libraries (timm, MONAI, ...), in an environment of their own"
+	@echo "make zoo       the table over their models: converted, trained a step, folded (about 5 minutes on 2 cores)"
 	@echo "make bench     time and memory beside BatchNorm's, to a table, a CSV and a chart (on a CPU about 2 minutes)"
 	@echo "make setup     the environment alone: .venv, pinned packages, editable install"
 
@@ -43,9 +47,25 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no CUDA device here")'
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
 
+# Other libraries and their own requirements stay out of .venv. torch is pinned exactly in
+# the lock; any other specifier would let pip choose a CUDA build.
+$(ZOO_READY): requirements-zoo.lock
+	$(PYTHON) -m venv .venv-zoo
+	$(ZOO)/python -m pip install --quiet --disable-pip-version-check -r requirements-zoo.lock
+	touch $@
+
+test-zoo: $(ZOO_READY)
+	PYTHONPATH=src $(ZOO)/python -m pytest -n 2 -q tests/zoo
+
+zoo: $(ZOO_READY)
+	PYTHONPATH=src $(ZOO)/python -m benchmarks.zoo
+
 bench: $(READY)
 	$(BIN)/python -m deepcontrol bench
 
 # Pins what is installed now. torch is pinned without its local version, so that any build of it serves.
 lock:
 	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/^\(torch==[^+]*\).*/\1/' > requirements.lock
+
+lock-zoo:
+	$(ZOO)/python -m pip freeze --all --exclude pip | sed 's/^\(torch==[^+]*\).*/\1/' > requirements-zoo.lock
