@@ -275,6 +275,13 @@ def test_an_activation_inside_batchnorm_is_kept(act: nn.Module, kind: str) -> No
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_an_activation_inside_stands_before_the_pooling() -> None:
+    norm = BatchNormAct2d(8, nn.SiLU())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.AdaptiveAvgPool2d(1))
+    _, report = to_agc(model, report=True)  # a warning would be an error
+    assert "hazard" not in str(report)
+
+
 def test_a_batchnorm_that_does_more_is_left_alone() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), Squared(8))
     with pytest.warns(UserWarning, match=r"1 \(Squared\) is left as it is") as caught:
