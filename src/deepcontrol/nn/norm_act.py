@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from .agc import AGC2d
@@ -35,11 +34,9 @@ def norm_act(act_layer: Callable[[], nn.Module] = nn.ReLU) -> Callable[..., nn.M
         *batchnorm: Any,
         apply_act: bool = True,
         inplace: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **more_batchnorm: Any,
     ) -> nn.Module:
-        norm = AGC2d(num_features, *batchnorm, device=device, dtype=dtype, **more_batchnorm)
+        norm = AGC2d(num_features, *batchnorm, **more_batchnorm)
         return nn.Sequential(norm, act_layer()) if apply_act else norm
 
     return layer
