@@ -12,6 +12,7 @@ from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, to
 from deepcontrol.nn import saved_bytes
 from tests.convert.networks import (
     INPUTS,
+    Padded,
     Residual,
     SharedHead,
     Signal,
@@ -104,6 +105,7 @@ def test_trains_at_batch_one(make: Callable[[], nn.Module]) -> None:
                 "bn": "AGC2d",  # not followed: the convolution could feed others
             },
         ),
+        (Padded, {"conv": "AGCConv2d relu"}),
         (Volume, {"0": "AGCConv3d leaky_relu", "3": "AGCConv3d none"}),
         (Signal, {"0": "AGCConv1d silu", "6": "AGC1d"}),
     ],
@@ -208,6 +210,41 @@ def test_the_example_changes_nothing() -> None:
         assert torch.equal(a, b), name
     assert [m.training for m in before.modules()] == [m.training for m in model.modules()]
     assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_branch_is_followed_both_ways() -> None:
+    """What only one side of an `if` does with a convolution's output keeps it apart, too."""
+
+    class Branch(nn.Module):
+        def __init__(self, deep: bool) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+            self.deep = deep
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.conv(x)
+            if x.shape[-1] > 100:
+                if self.deep and x.shape[-2] > 100:
+                    return self.bn(z) + z
+                return self.bn(z).relu()
+            return self.bn(z)
+
+    assert kinds(to_agc(Branch(deep=False))) == {"conv": "AGCConv2d none"}
+    assert kinds(to_agc(Branch(deep=True))) == {"bn": "AGC2d"}
+
+
+def test_a_loop_over_the_input_is_not_followed_for_ever() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            while x.abs().max() > 1:
+                x = self.bn(self.conv(x)) / 2
+            return x
+
+    assert kinds(to_agc(Loop())) == {"bn": "AGC2d"}
 
 
 def test_where_chooses() -> None:
