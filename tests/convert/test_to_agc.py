@@ -247,6 +247,22 @@ def test_a_loop_over_the_input_is_not_followed_for_ever() -> None:
     assert kinds(to_agc(Loop())) == {"bn": "AGC2d"}
 
 
+def test_following_the_code_leaves_nothing_in_the_model() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = row(3, 8)
+            self.cache: dict[str, object] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache["last"] = y = self.layers(x)
+            return y
+
+    model = to_agc(Caching())
+    assert model.cache == {}
+    assert kinds(model) == {"layers.0": "AGCConv2d relu"}
+
+
 def test_where_chooses() -> None:
     model, report = to_agc(UNet(), where=lambda name, _: name.startswith("down"), report=True)
     assert list(kinds(model)) == ["down1.0", "down2.0"]

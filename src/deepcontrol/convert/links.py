@@ -6,6 +6,7 @@ itself, and in an nn.Sequential the order says it. Whatever is not followed coun
 that doubt always keeps two modules apart.
 """
 
+import copy
 import itertools
 import warnings
 from collections import defaultdict
@@ -115,12 +116,25 @@ class _Tracer(fx.Tracer):
 
 def _graphs(root: nn.Module) -> Iterator[fx.Graph]:
     """root's graph, one for each path through its code; an error if one cannot be followed."""
+    root = _stand_in(root)
     paths: list[tuple[bool, ...]] = [()]
     while paths:
         told = paths.pop()
         tracer = _Tracer(told)
         yield tracer.trace(root)
         paths += [(*tracer.taken[:i], False) for i in range(len(told), len(tracer.taken))]
+
+
+def _stand_in(root: nn.Module) -> nn.Module:
+    """A copy to follow, with the same tensors: what its code stores is no value, but fx's Proxy.
+
+    A cache of the model itself (LeViT's of its attention biases) would keep that for good.
+    """
+    shared = {id(a): a for a in (*root.parameters(), *root.buffers())}
+    try:
+        return copy.deepcopy(root, shared)
+    except Exception:  # whatever a module holds that cannot be copied
+        return root
 
 
 def _traced(root: nn.Module) -> Links:
