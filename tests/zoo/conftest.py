@@ -1,4 +1,4 @@
-"""The zoo's tests need its own environment (make test-zoo); without it there is nothing to run.
+"""The zoo's tests need its own environment (make test-zoo); elsewhere they are left out.
 
 torchvision's wheel is made for the CUDA build of torch. Beside a CPU build its compiled operators
 do not load, and its import then fails where Python registers shapes for two of them. Declared here,
@@ -10,7 +10,18 @@ import importlib.util
 
 import torch
 
-if importlib.util.find_spec("torchvision") is None:
+_NEEDED = (
+    "accelerate",
+    "lightning",
+    "monai",
+    "nnunetv2",
+    "segmentation_models_pytorch",
+    "timm",
+    "torchvision",
+    "transformers",
+)
+_COMPLETE = all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+if not _COMPLETE:
     collect_ignore_glob = ["test_*.py"]  # pytest fails if it was asked for these alone
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -25,5 +36,5 @@ def declare_torchvision_operators() -> None:
                 _LIBRARY.define(name + _SCHEMA)
 
 
-if importlib.util.find_spec("torchvision") is not None:
+if _COMPLETE:
     declare_torchvision_operators()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.zoo.__main__ import run
 from benchmarks.zoo.measure import measure
 from benchmarks.zoo.models import ZOO, Entry
 from benchmarks.zoo.page import page
@@ -53,3 +54,13 @@ def test_the_table_is_whole() -> None:
 
 def test_the_page_is_made_of_the_table() -> None:
     assert (ROOT / "docs" / "zoo.md").read_text() == page(list(ROWS.values()))
+
+
+def test_measuring_a_part_keeps_the_other_rows(tmp_path: Path) -> None:
+    out = tmp_path / "zoo.csv"
+    run(["torchvision/shufflenet"], out)
+    (first,) = read_rows(out)
+    run(["torchvision/resnet18"], out)
+    rows = read_rows(out)
+    assert [row["model"] for row in rows] == ["resnet18", "shufflenet_v2_x0_5"]  # the zoo's order
+    assert rows[1] == first
