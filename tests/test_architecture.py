@@ -29,7 +29,9 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"data", "losses", "metrics", "models", "nn", "ops", "optim", "sizes", "__version__"},
     "doctor": {"ops", "nn", "__version__"},
     "bench": {"models", "nn", "ops", "train"},
-    "cli": {"bench", "data", "doctor", "sizes", "train"},
+    "predict": {"data", "nn", "sizes", "train"},
+    "report": set(),
+    "cli": {"bench", "data", "doctor", "predict", "report", "sizes", "train"},
     "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "__init__"}

@@ -17,6 +17,8 @@ from .bench import Bench, run_bench
 from .data import open_source
 from .data.check import check
 from .data.sheet import contact_sheet
+from .predict import Predict, run_predict
+from .report import Report, run_report
 from .sizes import Size
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config import CONFIG, load_config
@@ -76,6 +78,8 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "data": Data,
     "doctor": Doctor,
     "eval": Eval,
+    "predict": Predict,
+    "report": Report,
     "train": TrainCommand,
 }
 PARSER: dict[str, Any] = {
@@ -103,6 +107,10 @@ def main(args: list[str] | None = None) -> int:
                 return run_train(command, console)
             case Eval():
                 return run_eval(command, console)
+            case Predict():
+                return run_predict(command, console, Console(stderr=True))
+            case Report():
+                return run_report(command, console)
     except (ValueError, OSError, FaultError) as error:  # a DataError is a ValueError
         complain(Console(stderr=True), "error", error)
         return 1

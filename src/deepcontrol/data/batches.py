@@ -121,10 +121,15 @@ class Batches:
                 self.augment.view(self.seed, epoch, i, self.cache.size, self.size) for i in indices
             ]
         images, labels, segments = look(arrays[0], arrays[1], arrays[2], views, self.size)
-        images = ((images - CENTRE) / SPREAD).permute(0, 3, 1, 2)
         if self.rank >= len(chunk):
             labels = torch.full_like(labels, VOID)
-        return Batch(images.contiguous(memory_format=torch.channels_last), labels, segments)
+        return Batch(normalised(images), labels, segments)
+
+
+def normalised(images: Tensor) -> Tensor:
+    """Images (N, H, W, 3) of values 0 to 255 as networks see them: (N, 3, H, W), channels_last."""
+    images = ((images - CENTRE) / SPREAD).permute(0, 3, 1, 2)
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _free(device: torch.device | str) -> int:

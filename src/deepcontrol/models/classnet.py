@@ -12,6 +12,7 @@ POOLINGS = 7
 WIDTHS = (32, 64, 96, 128, 192, 256, 256, 256)
 CONVOLUTIONS = (2, 2, 1, 1, 1, 1, 1, 1)  # of 3x3, in each encoder block
 CONTOUR_WIDTH = 10
+UNIT = 2**POOLINGS
 
 
 class ClassesAndContour(NamedTuple):
@@ -56,6 +57,17 @@ class ClassNet(nn.Module):
     (torch.Size([1, 14, 200, 300]), torch.Size([1, 1, 200, 300]))
     """
 
+    unit = UNIT  # on multiples of it all poolings fall alike, in an image and in a tile of it
+    # At most so far beyond a multiple of the unit see the pixels before it, the means of AGC apart.
+    # Each 3x3 convolution sees its stride further: the encoder's, one for each level of the
+    # decoder, and one more where a path changes from contours to classes. Up-sampling sees one
+    # coarse cell further.
+    reach = (
+        sum(convolutions * 2**i for i, convolutions in enumerate(CONVOLUTIONS))
+        + sum(2**i + 2 ** (i + 1) for i in range(POOLINGS))
+        + 2 ** (POOLINGS - 1)
+    )
+
     def __init__(self, classes: int, width: float = 1.0, norm: Norm = "agc") -> None:
         super().__init__()
         block = conv_block(norm)
@@ -78,8 +90,7 @@ class ClassNet(nn.Module):
         if x.dim() != 4 or x.shape[1] != 3:
             raise ValueError(f"expected images (N, 3, H, W), got {tuple(x.shape)}")
         height, breadth = x.shape[2:]
-        unit = 2**POOLINGS
-        x = functional.pad(x, (0, -breadth % unit, 0, -height % unit), mode="replicate")
+        x = functional.pad(x, (0, -breadth % UNIT, 0, -height % UNIT), mode="replicate")
         features = self._encode(x)
         state = None
         for level, feature in zip(reversed(self.decoder), reversed(features), strict=True):

@@ -10,6 +10,19 @@ from ..ops import max_pool2x2, max_unpool2x2
 from .blocks import Block, Norm, conv_block, scaled
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+UNIT = 2 ** len(STAGES)
+
+
+def _reach() -> int:
+    """How far beyond a multiple of UNIT the pixels before it see, the means of AGC apart.
+
+    A 3x3 convolution sees its stride further, and whoever sees a part of a pooled cell sees it all:
+    from the logits down the decoder, then up the encoder to the image.
+    """
+    seen = 0
+    for i, stage in enumerate(STAGES):
+        seen = -(-(seen + len(stage) * 2**i) // 2 ** (i + 1)) * 2 ** (i + 1)
+    return seen + sum(len(stage) * 2**i for i, stage in enumerate(STAGES))
 
 
 class SegNet(nn.Module):
@@ -26,6 +39,9 @@ class SegNet(nn.Module):
     >>> SegNet(19, width=0.125)(torch.randn(1, 3, 64, 64)).shape
     torch.Size([1, 19, 64, 64])
     """
+
+    unit = UNIT  # on multiples of it all poolings fall alike, in an image and in a tile of it
+    reach = _reach()
 
     def __init__(self, classes: int, width: float = 1.0, norm: Norm = "agc") -> None:
         super().__init__()
@@ -44,11 +60,9 @@ class SegNet(nn.Module):
         self.classify = nn.Conv2d(channels, classes, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        smallest = 2 ** len(self.encoder)
-        if x.dim() != 4 or x.shape[1] != 3 or min(x.shape[2:]) < smallest:
+        if x.dim() != 4 or x.shape[1] != 3 or min(x.shape[2:]) < UNIT:
             raise ValueError(
-                f"expected images (N, 3, H, W) of at least {smallest}x{smallest}, "
-                f"got {tuple(x.shape)}"
+                f"expected images (N, 3, H, W) of at least {UNIT}x{UNIT}, got {tuple(x.shape)}"
             )
         pooled = []
         for encode in self.encoder:

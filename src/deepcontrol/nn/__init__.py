@@ -6,6 +6,7 @@ from .init import he_init_, identity_init_
 from .linear import AGCLinear
 from .memory import saved_bytes
 from .param_groups import param_groups
+from .shared_means import SharedMeans
 
 __all__ = [
     "AGC1d",
@@ -16,6 +17,7 @@ __all__ = [
     "AGCConv3d",
     "AGCConvPool2d",
     "AGCLinear",
+    "SharedMeans",
     "he_init_",
     "identity_init_",
     "param_groups",

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import agc
+from ..ops.given_mean import agc_given_mean
 from ..ops.maps import positions
 from .hazards import warn_if_single_position
+from .shared_means import SharedMeans
 
 _BATCHNORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -18,6 +20,7 @@ class _AGC(nn.Module):
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     mean_scale: nn.Parameter | None
+    shared_means: SharedMeans | None = None  # set where the maps are tiles of larger ones
 
     def __init__(
         self,
@@ -60,6 +63,9 @@ class _AGC(nn.Module):
                 f"in the input of shape {tuple(input.shape)}"
             )
         warn_if_single_position(self, positions(input))
+        if self.shared_means is not None:
+            mean = self.shared_means.of(input)
+            return agc_given_mean(input, mean, self.weight, self.bias, self.mean_scale)
         return agc(input, self.weight, self.bias, self.mean_scale)
 
     def extra_repr(self) -> str:

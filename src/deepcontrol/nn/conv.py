@@ -6,16 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..ops import center_bias_act, center_bias_act_pool, gain_conv
+from ..ops import center_bias_act, center_bias_act_pool, gain_conv, max_pool2x2
 from ..ops.activation import ActivationName, get_activation
+from ..ops.given_mean import center_bias_act_given_mean
 from ..ops.maps import positions
 from .hazards import warn_if_single_position
 from .init import he_normal_, reset_all_but_filters_
+from .shared_means import SharedMeans
 
 
 class _AGCConv(_ConvNd):
     bias: nn.Parameter
     activation: ActivationName
+    shared_means: SharedMeans | None = None  # set where the maps are tiles of larger ones
 
     def __init__(
         self,
@@ -77,7 +80,13 @@ class _AGCConv(_ConvNd):
 
     def _neuron(self, input: Tensor) -> Tensor:
         v = self._convolved(input)
+        if self.shared_means is not None:
+            return self._given_mean(v, self.shared_means)
         return center_bias_act(v, self.bias, self.mean_scale, self.activation, overwrite=True)
+
+    def _given_mean(self, v: Tensor, shared: SharedMeans) -> Tensor:
+        mean = shared.of(v)
+        return center_bias_act_given_mean(v, mean, self.bias, self.mean_scale, self.activation)
 
     def _convolved(self, input: Tensor) -> Tensor:
         """conv(x, gamma W)"""
@@ -148,6 +157,8 @@ class AGCConvPool2d(AGCConv2d):
                 f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"
             )
         v = self._convolved(input)
+        if self.shared_means is not None:
+            return max_pool2x2(self._given_mean(v, self.shared_means))
         return center_bias_act_pool(v, self.bias, self.mean_scale, self.activation)
 
 

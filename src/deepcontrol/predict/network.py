@@ -1,0 +1,61 @@
+"""The network of a run folder, as predictions need it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..data.sample import Palette
+from ..train.build import build_model
+from ..train.checkpoint import load
+from ..train.config import load_config
+from ..train.saving import load_weights
+from .tiles import up_to_multiple
+
+# Norms whose statistics are of the map that they see: a tile's, where there are tiles.
+OF_THE_TILE = ("gn", "in", "frn")
+
+
+@dataclass(frozen=True)
+class Network:
+    model: nn.Module  # in evaluation mode
+    classes: tuple[str, ...]
+    palette: Palette
+    norm: str
+
+    @property
+    def unit(self) -> int:
+        """Tiles begin on multiples of so many pixels."""
+        return int(self.model.unit)  # type: ignore[arg-type]
+
+    @property
+    def halo(self) -> int:
+        """The pixels around a tile that can change what is in it."""
+        return up_to_multiple(int(self.model.reach), self.unit)  # type: ignore[arg-type]
+
+
+def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
+    """The network that a run has trained: its `best` so far, or its `last`."""
+    config, derived = load_config(run)
+    folder = run / checkpoint
+    if not folder.is_dir():
+        raise ValueError(f"{run} has no checkpoint {checkpoint!r} (yet)")
+    try:
+        classes, palette = _classes(derived)
+        model = build_model(config, len(classes))
+        load_weights(model, load(folder).model)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / 'config.json'}: classes and colours: {error}") from error
+    return Network(model.eval().to(device), classes, palette, config.norm)
+
+
+def _classes(derived: dict[str, Any]) -> tuple[tuple[str, ...], Palette]:
+    """The classes' names and colours; whatever else stands there is refused."""
+    names = tuple(str(name) for name in derived["classes"])
+    colours = [tuple(colour) for colour in derived["colours"]]
+    sound = all(len(c) == 3 and all(v in range(256) for v in c) for c in colours)
+    if not sound or len(colours) != len(names) or not 1 <= len(names) < 256:
+        raise TypeError("expected a colour of three values from 0 to 255 for each class")
+    return names, tuple((int(r), int(g), int(b)) for r, g, b in colours)

@@ -1,0 +1,41 @@
+"""`deepcontrol report`: run folders to a page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from .page import write_page
+from .runs import read_runs
+
+
+@dataclass(frozen=True)
+class Report:
+    """Draw runs, finished or not, as a page: a table, curves, lambda in each layer, pictures.
+
+    The page is one HTML file that holds its pictures, and needs nothing else.
+    """
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
+    """The run folders."""
+    out: Path = Path("out/report")
+    """The folder to write index.html to."""
+
+
+def run_report(command: Report, console: Console) -> int:
+    if not command.runs:
+        raise ValueError("name a run folder to report on")
+    runs, refused = read_runs(command.runs)
+    if not runs:
+        raise ValueError("; ".join(refused))
+    for text in refused:
+        console.print(f"left out: {escape(text)}", highlight=False, soft_wrap=True)
+    for run in runs:
+        for note in run.notes:
+            console.print(f"{escape(run.name)}: {escape(note)}", highlight=False, soft_wrap=True)
+    page = write_page(runs, refused, command.out)
+    console.print(f"{len(runs)} run{'s' * (len(runs) > 1)}: {escape(str(page))}", soft_wrap=True)
+    return 0

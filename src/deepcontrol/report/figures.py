@@ -1,0 +1,62 @@
+"""What all charts share: colours that can be told apart, sober axes, and the way into a page."""
+
+import base64
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind can tell apart too; then the same with dashes.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#b8860b", "#444444", "#8b4fc4")
+DASHES = ((), (6, 2), (2, 2), (6, 2, 2, 2))
+
+INK, FAINT = "#1c2733", "#8794a3"
+_STYLE: Any = {
+    "font.size": 9.0,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "axes.titlesize": 10.0,
+    "axes.titlelocation": "left",
+    "svg.hashsalt": "deepcontrol",  # the same run folder, the same page
+    "text.parse_math": False,  # a name may hold dollars
+}
+
+
+def line_style(index: int) -> tuple[str, tuple[int, ...]]:
+    """Colour and dashes of run `index`."""
+    return COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+@contextmanager
+def drawing(width: float, height: float) -> Iterator[Figure]:
+    """A figure of so many inches, in this report's style."""
+    with matplotlib.rc_context(_STYLE):
+        yield Figure(figsize=(width, height), layout="constrained")
+
+
+def data_uri(figure: Figure) -> str:
+    """A figure as an SVG that an <img> holds by itself."""
+    with matplotlib.rc_context(_STYLE):
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def plain(text: str) -> str:
+    """A name that any font can draw."""
+    return text.encode("ascii", "replace").decode()
