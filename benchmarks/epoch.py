@@ -3,7 +3,8 @@
 An epoch is what the loop does: batches made and augmented, the guard, the sums, the progress on a
 terminal, signals looked at, and the checkpoint of the epoch before written meanwhile. The bare step
 is the same step on one batch that is there already. They take turns, so that the machine's noise
-hits both. The evaluation is timed apart: it is work of another kind.
+hits both. On a busy machine their ratio says little; then `rest_to_bare`, an epoch with its steps
+left out against the steps alone, says more. The evaluation is timed apart: it is other work.
 
     python benchmarks/epoch.py [--device cuda] [--width 1.0] [--size 256x512] [--batches 1 4]
 """
@@ -62,23 +63,40 @@ def one_epoch(run: Run) -> None:
     run.enter_next_epoch(error=1.0)
 
 
+def epoch_without_steps(run: Run) -> None:
+    """All that the loop does beside the steps: where nothing overlaps, what they wait for."""
+    step, loss = run.step, torch.ones((), device=run.group.device)
+    run.step = lambda *batch: loss  # type: ignore[assignment]
+    try:
+        one_epoch(run)
+    finally:
+        run.step = step
+
+
 def measure(run: Run, turns: int) -> dict[str, Any]:
     run.enter_next_epoch(error=1.0)  # epoch 0
     one_epoch(run)  # past autotuning and capture
     bare_steps(run)
     bare, epoch = [], []
-    for _ in range(turns):
-        run.saver.wait()
-        bare.append(seconds(lambda: bare_steps(run)))
-        epoch.append(seconds(lambda: one_epoch(run)))
+    for turn in range(turns):
+        # Now one first, now the other: what else the machine does may be on the rise.
+        for kind in ("bare", "epoch") if turn % 2 else ("epoch", "bare"):
+            run.saver.wait()
+            if kind == "bare":
+                bare.append(seconds(lambda: bare_steps(run)))
+            else:
+                epoch.append(seconds(lambda: one_epoch(run)))
     run.saver.wait()
     ratios = [a / b for a, b in zip(bare, epoch, strict=True)]
+    rest = statistics.median(seconds(lambda: epoch_without_steps(run)) for _ in range(turns))
+    run.saver.wait()
     evaluation = seconds(lambda: evaluate(run.model, run.val, run.step.autocast))
     images = len(run.train.cache)
     return {
         "images_per_s_bare": f"{images / statistics.median(bare):.2f}",
         "images_per_s_epoch": f"{images / statistics.median(epoch):.2f}",
         "epoch_to_bare": f"{statistics.median(ratios):.4f}",
+        "rest_to_bare": f"{rest / statistics.median(bare):.4f}",
         "lowest": f"{min(ratios):.4f}",
         "highest": f"{max(ratios):.4f}",
         "images_per_s_evaluation": f"{len(run.val.cache) / evaluation:.2f}",
@@ -94,8 +112,8 @@ def main() -> None:
     parser.add_argument("--width", type=float, default=0.25, help="SegNet's width")
     parser.add_argument("--size", type=parse_size, default=(128, 256), help="HxW")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="batch sizes")
-    parser.add_argument("--images", type=int, default=24, help="in an epoch")
-    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--images", type=int, default=16, help="in an epoch")
+    parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--norm", default="agc")
     parser.add_argument("--out", type=Path, help="the CSV")
     args = parser.parse_args()

@@ -154,6 +154,7 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
         events = SummaryWriter(str(config.out), purge_step=position.epoch + 1)
+    saver = Saver(config.out)
     try:
         yield Run(
             config=config,
@@ -168,11 +169,12 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
             train=train,
             val=val,
             position=position,
-            saver=Saver(config.out),
+            saver=saver,
             watch=Watch(model),
             events=events,
         )
     finally:
+        saver.close()
         if events is not None:
             events.close()
 

@@ -102,6 +102,10 @@ class Saver:
         if pending is not None:
             pending.result()
 
+    def close(self) -> None:
+        """Leave nothing half written to whoever holds the run folder next."""
+        self._pool.shutdown()
+
     def _write(self, checkpoint: Checkpoint, is_best: bool) -> None:
         # The best first: killed in between, the run goes on from before it and saves it again.
         if is_best:
