@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import signal
 import time
@@ -55,6 +56,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(
     assert "step 3 of epoch 2 is not finite" in said
     assert "decoder.1.convolutions.2 (AGCConv2d) was the first to give it" in said
     assert "last is the last good checkpoint" in said
+    diverged = json.loads((run / "diverged.json").read_text())
+    assert (diverged["epoch"], diverged["step"]) == (2, 3)
     for now, then in zip(seen["model"].parameters(), seen["parameters"], strict=True):
         assert torch.equal(now, then)
     assert files(run / "last") == seen["last"]

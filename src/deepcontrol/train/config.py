@@ -1,6 +1,7 @@
 """What `deepcontrol train` can be asked, and how a run folder remembers it."""
 
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -63,6 +64,12 @@ class Train:
     """Of the filters, of the images' order and of their augmentation."""
     init: Literal["he", "identity"] = "he"
     """How the filters start: He fan-in, or the identity wherever a layer can be one."""
+    fixed_lambda: float | None = None
+    """Keep lambda, the share of the mean that AGC subtracts, at this value; else it is learnt."""
+    fixed_gamma: float | None = None
+    """Keep gamma, AGC's gain, at this value; else it is learnt."""
+    class_weight_scale: float = 1.0
+    """The mean of the classes' weights in the loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -99,8 +106,18 @@ class Train:
             raise ValueError(f"--size must be at least {SMALLEST}x{SMALLEST}, got {size}")
         if not 0 < self.width <= 16:
             raise ValueError(f"--width must be above 0 and at most 16, got {self.width}")
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise ValueError(f"--lr must be positive, got {self.lr}")
+        for name in ("lr", "class_weight_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"--{_flag(name)} must be positive, got {value}")
+        for name in ("fixed_lambda", "fixed_gamma"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.norm != "agc":
+                raise ValueError(f"--{_flag(name)} is for --norm agc, not {self.norm}")
+            if not math.isfinite(value):
+                raise ValueError(f"--{_flag(name)} must be a number, got {value}")
         if not 0 <= self.momentum <= HIGHEST_MOMENTUM:
             raise ValueError(
                 f"--momentum must be from 0 to {HIGHEST_MOMENTUM}, got {self.momentum}"

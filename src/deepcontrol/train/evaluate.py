@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..data import Batches
+from ..data import Batch, Batches
 from ..metrics import ConfusionMatrix
 from .objective import class_logits
 
@@ -15,18 +16,20 @@ def evaluate(
     model: nn.Module,
     batches: Batches,
     autocast: torch.dtype | None = None,
-    after_each: Callable[[], None] = lambda: None,
+    after_each: Callable[[Batch, Any], None] = lambda batch, outputs: None,
 ) -> ConfusionMatrix:
     """The confusion matrix over all images, in evaluation mode; the model is left as it was.
 
     Where several processes evaluate together, each its own share of every batch, all get the sum:
-    every image has been counted once. `after_each` is called between batches, and may raise.
+    every image has been counted once. `after_each` gets every batch with the model's outputs, and
+    may raise.
     """
     matrix = ConfusionMatrix(len(batches.cache.classes), batches.device)
     with evaluating(model, batches.device, autocast):
         for batch in batches.epoch():
-            matrix.update(predict(model, batch.images), batch.labels)
-            after_each()
+            outputs = model(batch.images)
+            matrix.update(class_logits(outputs).argmax(1), batch.labels)
+            after_each(batch, outputs)
     matrix.reduce()
     return matrix
 

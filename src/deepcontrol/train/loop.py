@@ -15,7 +15,7 @@ from .faults import is_out_of_memory
 from .interrupts import Stopped, interrupts
 from .lock import RunInUseError, locked
 from .progress import Show, step_words
-from .run import Run, open_run
+from .run import Run, images_in, open_run
 from .saving import snapshot
 from .trouble import memory_fault, raise_if_not_finite
 
@@ -78,8 +78,8 @@ def train_rest_of_epoch(run: Run) -> None:
     run.show.begin(f"epoch {epoch}/{config.epochs}", steps)
     mark = time.perf_counter()
     for batch in run.train.epoch(epoch, start=position.step):
-        images = run.batch_images(position.step)
-        loss = run.step(batch.images, *run.targets(batch, position.step))
+        images = images_in(run.train, position.step)
+        loss = run.step(batch.images, *run.targets(batch, images))
         run.loss_sum += loss.double() * images
         position.step += 1
         position.images += images

@@ -92,16 +92,12 @@ class Run:
             f"{device.type} {numbers}{processes}; {at}"
         )
 
-    def batch_images(self, number: int) -> int:
-        """Images in a batch of an epoch, over all processes: the last may have fewer."""
-        return min(self.train.batch_size, len(self.train.cache) - number * self.train.batch_size)
-
-    def targets(self, batch: Batch, number: int) -> tuple[Tensor, ...]:
-        """What the loss takes beside the outputs, for batch `number` of an epoch."""
+    def targets(self, batch: Batch, images: int) -> tuple[Tensor, ...]:
+        """What the loss takes beside the outputs, for a batch of so many images over all."""
         targets = self.objective.targets(batch)
         if self.group.world == 1:
             return targets
-        return (*targets, self.group.shares(batch.labels, self.batch_images(number)))
+        return (*targets, self.group.shares(batch.labels, images))
 
     def stop_if_asked(self) -> None:
         """Stopped, in all processes at once, if one of them got a signal."""
@@ -118,6 +114,11 @@ class Run:
         self.loss_sum.zero_()
         if position.epoch > 0 and error < position.best_error:
             position.best_error, position.best_epoch = error, position.epoch
+
+
+def images_in(batches: Batches, number: int) -> int:
+    """Images in batch `number` of an epoch, over all processes: the last may have fewer."""
+    return min(batches.batch_size, len(batches.cache) - number * batches.batch_size)
 
 
 @contextmanager
@@ -153,6 +154,7 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         save_config(config, derived(config, model, train, val), about())
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
+        (config.out / records.DIVERGED).unlink(missing_ok=True)  # it is tried again
         events = SummaryWriter(str(config.out), purge_step=position.epoch + 1)
     saver = Saver(config.out)
     try:

@@ -1,10 +1,13 @@
 """A run in trouble: what is looked at, once something is known to be wrong."""
 
+import json
+
 import torch
 
+from . import records
 from .faults import FaultError, find_culprit, not_finite, out_of_memory, step_fits
 from .guard import Reading
-from .run import Run
+from .run import Run, images_in
 
 
 def raise_if_not_finite(run: Run, seen: Reading | None = None) -> None:
@@ -17,12 +20,18 @@ def raise_if_not_finite(run: Run, seen: Reading | None = None) -> None:
         return
     epochs_before, number = divmod(run.first_step + reading.good_steps, len(run.train))
     batch = next(iter(run.train.epoch(epochs_before + 1, start=number)))
+    images = images_in(run.train, number)
     with _autocast(run):
         culprit = find_culprit(
-            run.model, run.objective.loss, batch.images, run.targets(batch, number)
+            run.model, run.objective.loss, batch.images, run.targets(batch, images)
         )
     culprits = run.group.gathered(culprit)
-    raise not_finite(epochs_before + 1, number + 1, culprits, run.config.out)
+    fault = not_finite(epochs_before + 1, number + 1, culprits, run.config.out)
+    if run.group.leads:
+        # That it diverged is a result, and others must be able to tell it from a failure.
+        about = {"epoch": epochs_before + 1, "step": number + 1, "fault": str(fault)}
+        records.write_whole(run.config.out / records.DIVERGED, json.dumps(about) + "\n")
+    raise fault
 
 
 def memory_fault(run: Run) -> FaultError:

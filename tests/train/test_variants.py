@@ -1,0 +1,55 @@
+"""What the paper's claims vary beside norm, batch and rate: lambda, gamma, the classes' weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepcontrol.train.checkpoint import load
+from deepcontrol.train.config import Train
+from tests.train.runs import metrics, train_here
+
+
+def test_what_is_fixed_stays_and_the_rest_learns(run: Path) -> None:
+    fixed = {"fixed_lambda": 0.5, "fixed_gamma": 0.75}
+    train_here(run, epochs=1, **fixed)
+    train_here(run, epochs=2)  # a run that goes on keeps them, momentum and all
+    weights = load(run / "last").model
+    for kind, value in (("mean_scale", 0.5), ("gain", 0.75)):
+        found = [w for name, w in weights.items() if name.endswith(kind)]
+        assert len(found) == 25
+        assert all((w == value).all() for w in found)
+    assert all(w.any() for name, w in weights.items() if name.endswith("bias"))
+
+
+def test_the_weights_of_classes_act_as_a_rate(run: Path, tmp_path: Path) -> None:
+    """Bit for bit, where their scale is a power of two: SGD is linear in the gradient."""
+    train_here(run, epochs=1, lr=0.04)
+    scaled = tmp_path / "scaled"
+    train_here(scaled, epochs=1, lr=0.01, class_weight_scale=4)
+    mine, theirs = load(run / "last").model, load(scaled / "last").model
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    for a, b in zip(metrics(run), metrics(scaled), strict=True):
+        assert b["val_loss"] == pytest.approx(4 * a["val_loss"], rel=1e-6)
+        assert a["val_error"] == b["val_error"]
+
+
+def test_the_validation_loss_is_that_of_its_images(whole: Path, tmp_path: Path) -> None:
+    """Whatever the batches: a mean over images, here of one batch and of three."""
+    once, each = metrics(whole)[0], tmp_path / "each"
+    train_here(each, epochs=1, batch_size=1)
+    assert metrics(each)[0]["val_loss"] == pytest.approx(once["val_loss"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"fixed_lambda": 0.0, "norm": "bn"}, "--fixed-lambda is for --norm agc, not bn"),
+        ({"fixed_gamma": float("nan")}, "--fixed-gamma must be a number, got nan"),
+        ({"class_weight_scale": 0.0}, "--class-weight-scale must be positive, got 0.0"),
+    ],
+)
+def test_what_makes_no_sense(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Train(out=Path("x"), **flags)
