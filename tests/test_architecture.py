@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {"models", "nn", "ops", "train"},
     "predict": {"data", "nn", "sizes", "train"},
     "report": set(),
-    "cli": {"bench", "data", "doctor", "predict", "report", "sizes", "train"},
+    "study": {"bench", "models", "optim", "report", "train"},
+    "cli": {"bench", "data", "doctor", "predict", "report", "sizes", "study", "train"},
     "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "__init__"}

@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -49,6 +50,13 @@ def data_uri(figure: Figure) -> str:
         file = io.BytesIO()
         figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
     return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """As path.svg and path.png."""
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(path.with_suffix(".svg"), dpi=150, metadata={"Date": None})
+        figure.savefig(path.with_suffix(".png"), dpi=150)
 
 
 def tidy(axes: Axes) -> None:

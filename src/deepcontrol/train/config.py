@@ -21,7 +21,7 @@ SMALLEST = 32  # pixels a side: SegNet halves them five times
 
 # What may differ when a run is continued: no number of the run depends on it. More epochs are the
 # same run for longer, because the rate is fixed.
-FREE = ("epochs", "workers", "save_steps", "sample_epochs", "out")
+FREE = ("epochs", "data_root", "workers", "save_steps", "sample_epochs", "out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
     if not isinstance(config, dict) or not isinstance(derived, dict):
         raise ValueError(f"{path} has no config")
     try:
-        return _from_json({**config, "out": str(run)}), derived
+        return from_json({**config, "out": str(run)}), derived
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -186,7 +186,7 @@ def to_json(config: Train) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _from_json(values: Mapping[str, Any]) -> Train:
+def from_json(values: Mapping[str, Any]) -> Train:
     hints = typing.get_type_hints(Train)
     unknown, missing = set(values) - set(hints), set(hints) - set(values)
     if unknown or missing:

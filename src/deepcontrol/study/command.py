@@ -1,0 +1,89 @@
+"""`deepcontrol reproduce`: from claims to runs, from runs to verdicts and a page."""
+
+import math
+import os
+import shlex
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..bench.record import read_rows
+from ..report import write_study_page
+from ..train.interrupts import interrupts
+from . import record
+from .arms import Arm
+from .claims import Judged, judge
+from .jobs import LOGS, Job, finished_curve, plan
+from .local import Local, find_slots, visible_gpus
+from .measures import Curve
+from .queue import Queue
+from .rules import Evidence
+from .settings import Reproduce
+from .show import Show, table_of_runs, table_of_verdicts
+
+
+def run_reproduce(settings: Reproduce, console: Console) -> int:
+    """Train what is missing, judge what is there; returns the exit code."""
+    protocol, out = settings.protocol, settings.out
+    if not console.is_terminal:
+        console.width = 140  # a log has no edge to fold a table at
+    record.check_same(out, protocol)
+    jobs = plan(settings.claims, protocol, out, settings.data_root)
+    show = Show(console)
+    queue = Queue(jobs, out / LOGS, show.say, show.look)
+    if settings.dry_run:
+        console.print(table_of_runs(queue, 0))
+        return 0
+    out.mkdir(parents=True, exist_ok=True)
+    minutes = math.inf if settings.minutes is None else settings.minutes
+    with interrupts() as noted:
+        if minutes > 0 and queue.having("waiting"):
+            deadline = time.monotonic() + 60 * minutes
+            with show, executor(settings) as executes:
+                queue.run(executes, noted, deadline)
+    judged = judge_all(settings, jobs)
+    record.write(out, protocol, shlex.join(["deepcontrol", *sys.argv[1:]]), queue, judged)
+    page = write_study_page(out, out)
+    say_all(console, queue, judged, page)
+    if noted.signum:
+        return 128 + noted.signum
+    return 1 if queue.having("failed") else 0
+
+
+def executor(settings: Reproduce) -> AbstractContextManager[Any]:
+    logs = settings.out / LOGS
+    if settings.executor == "ray":
+        from .on_ray import OnRay  # needs an extra
+
+        return OnRay(settings.slots, logs)
+    return Local(find_slots(settings.slots, visible_gpus(), os.cpu_count() or 1), logs)
+
+
+def judge_all(settings: Reproduce, jobs: Sequence[Job]) -> list[Judged]:
+    """Every claim, by the runs that are over."""
+    curves: dict[Arm, list[Curve]] = defaultdict(list)
+    for job in jobs:
+        curve = finished_curve(job)
+        if curve is not None:
+            curves[job.arm].append(curve)
+    evidence = Evidence(curves, read_rows(settings.bench))
+    return [judge(claim, evidence) for claim in settings.claims]
+
+
+def say_all(console: Console, queue: Queue, judged: list[Judged], page: Path) -> None:
+    """How it ended: what failed, the verdicts, what is left, and where the page is."""
+    console.print(table_of_verdicts(judged))
+    for entry in queue.having("failed"):
+        line = f"[bold red]failed:[/] {entry.job.name}: {escape(entry.fault)}"
+        console.print(line, highlight=False, soft_wrap=True)
+    over, left = len(queue.having("done", "diverged")), len(queue.having("stopped", "waiting"))
+    more = f" {left} are left: the same command goes on." if left else ""
+    console.print(f"{over} of {len(queue.entries)} runs are done.{more}", highlight=False)
+    console.print(f"The page: {escape(str(page))}", highlight=False, soft_wrap=True)

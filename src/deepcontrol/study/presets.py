@@ -1,0 +1,79 @@
+"""How large a study is: on which data, at which size, for how long, over how many seeds."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..train.config import Train
+from .arms import Arm
+from .claims import CLAIMS
+
+Name = Literal["quick", "camvid", "cityscapes"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What all runs of a study have in common."""
+
+    name: Name
+    data: str
+    size: tuple[int, int]
+    epochs: int
+    seeds: int
+    claims: tuple[str, ...]
+    classnet_data: str
+    width: float = 1.0
+    train_limit: int | None = None
+    val_limit: int | None = None
+
+    def config(self, arm: Arm, seed: int, out: Path, data_root: Path | None) -> Train:
+        """One run of an arm."""
+        settings: dict[str, Any] = {
+            "out": out,
+            "model": arm.model,
+            "norm": arm.norm,
+            "data": self.classnet_data if arm.model == "classnet" else self.data,
+            "data_root": data_root,
+            "size": self.size,
+            "width": self.width,
+            "batch_size": arm.batch,
+            "lr": arm.rate,
+            "epochs": self.epochs,
+            "seed": seed,
+            "init": arm.init,
+            "fixed_lambda": arm.fixed_lambda,
+            "fixed_gamma": arm.fixed_gamma,
+            "class_weight_scale": arm.class_weight_scale,
+            "train_limit": self.train_limit,
+            "val_limit": self.val_limit,
+            "sample_epochs": (1, self.epochs),
+        }
+        return Train(**settings)
+
+
+EVERY_CLAIM = tuple(claim.id for claim in CLAIMS)
+CITYSCAPES = Preset(
+    name="cityscapes",
+    data="cityscapes",
+    classnet_data="cityscapes14",
+    size=(256, 512),
+    epochs=150,
+    seeds=3,
+    claims=EVERY_CLAIM,
+)
+PRESETS: dict[Name, Preset] = {
+    "quick": Preset(
+        name="quick",
+        data="streets",
+        classnet_data="streets",
+        size=(48, 96),
+        width=0.125,
+        epochs=12,
+        seeds=2,
+        claims=("fig1b", "fig1a", "fig1c", "fig1e", "single-sample", "class-weights"),
+        train_limit=48,
+        val_limit=16,
+    ),
+    "camvid": replace(CITYSCAPES, name="camvid", data="camvid", classnet_data="camvid"),
+    "cityscapes": CITYSCAPES,
+}

@@ -1,0 +1,110 @@
+"""study.json: all that the page needs to know of a study beside its runs, as plain data."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..train.records import write_whole
+from .arms import Arm
+from .claims import Judged
+from .figure import PANELS
+from .jobs import RUNS, Job, command
+from .presets import Preset
+from .queue import Queue
+
+FORMAT = 1
+STUDY = "study.json"
+
+
+def check_same(out: Path, protocol: Preset) -> None:
+    """ValueError if a folder holds a study of another kind: their runs must not mix."""
+    try:
+        before = json.loads((out / STUDY).read_text())["protocol"]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{out / STUDY} cannot be read: {error!r}") from None
+    now = described(protocol)
+    differences = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
+    if differences:
+        raise ValueError(
+            f"{out} holds another study: {', '.join(differences)}. Choose another --out."
+        )
+
+
+def described(protocol: Preset) -> dict[str, Any]:
+    """What must not change within a study; seeds and claims may be added."""
+    values = asdict(protocol)
+    del values["seeds"], values["claims"]
+    return json.loads(json.dumps(values))
+
+
+def write(out: Path, protocol: Preset, words: str, queue: Queue, judged: list[Judged]) -> None:
+    """Written whole, after every call, finished or not."""
+    jobs = [entry.job for entry in queue.entries.values()]
+    content = {
+        "format": FORMAT,
+        "protocol": described(protocol),
+        "seeds": protocol.seeds,
+        "command": words,
+        "claims": [claim_as_data(each, jobs) for each in judged],
+        "panels": panels_as_data(jobs),
+        "runs": [
+            {
+                "name": entry.job.name,
+                "label": f"{entry.job.arm}, seed {entry.job.seed}",
+                "state": entry.state,
+                "fault": entry.fault,
+                "diverged": entry.progress.diverged,
+                "command": shlex.join(command(entry.job.config)),
+            }
+            for entry in queue.entries.values()
+        ],
+        "samples": [job.name for job in jobs if job.seed == 0 and usual(job.arm)],
+        "layers": next((j.name for j in jobs if j.seed == 0 and is_agc_batch_4(j.arm)), None),
+    }
+    write_whole(out / STUDY, json.dumps(content, indent=1) + "\n")
+
+
+def claim_as_data(judged: Judged, jobs: Sequence[Job]) -> dict[str, Any]:
+    claim = judged.claim
+    return {
+        "id": claim.id,
+        "says": claim.says,
+        "paper": claim.paper,
+        "ours": list(judged.ours),
+        "verdict": judged.verdict,
+        "checks": [asdict(finding) for finding in judged.findings],
+        "runs": [job.name for job in jobs if job.arm in claim.arms],
+    }
+
+
+def panels_as_data(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    def runs(arm: Arm) -> list[str]:
+        return [job.name for job in jobs if job.arm == arm]
+
+    return [
+        {
+            "letter": panel.letter,
+            "title": panel.title,
+            "metric": panel.metric,
+            "lines": [{"label": label, "runs": runs(arm)} for label, arm in panel.lines],
+        }
+        for panel in PANELS
+    ]
+
+
+def usual(arm: Arm) -> bool:
+    """AGC and BatchNorm at the paper's batches and rates: whose pictures are worth a look."""
+    return arm.batch in (1, 4) and arm == Arm(arm.norm, arm.batch, 0.02 * arm.batch, arm.model)
+
+
+def is_agc_batch_4(arm: Arm) -> bool:
+    return arm.norm == "agc" and arm.batch == 4 and usual(arm)
+
+
+def folder_of(out: Path, name: str) -> Path:
+    return out / RUNS / name
