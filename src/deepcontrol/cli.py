@@ -20,7 +20,8 @@ from .data.sheet import contact_sheet
 from .predict import Predict, run_predict
 from .report import Report, run_report
 from .sizes import Size
-from .study import Reproduce, run_reproduce
+from .study.command import run_reproduce
+from .study.settings import Reproduce
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config import CONFIG, load_config
 from .train.faults import FaultError

@@ -44,6 +44,14 @@ class Arm:
         words += [f"{name} {value}".strip() for name, value in self._specials().items()]
         return " ".join(words)
 
+    def at_rate_times(self, factor: float) -> "Arm":
+        """The same at another rate.
+
+        >>> agc(4).at_rate_times(4).rate
+        0.32
+        """
+        return replace(self, rate=round(factor * self.rate, 10))
+
     def _specials(self) -> dict[str, str]:
         """What is not as usual."""
         found: dict[str, str] = {}

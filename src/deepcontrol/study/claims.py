@@ -5,7 +5,7 @@ about 2 points), and five times the differences that it calls none (0.16 and 0.2
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .arms import Arm, agc, bn
 from .measures import (
@@ -40,6 +40,10 @@ class Claim:
     def arms(self) -> tuple[Arm, ...]:
         """Which are to be trained, each once, in the order of the checks."""
         return tuple(dict.fromkeys(arm for check in self.checks for arm in check.arms))
+
+    def at_rates_times(self, factor: float) -> "Claim":
+        """The same claim, put to the test at other rates than the paper's."""
+        return replace(self, checks=tuple(c.at_rates_times(factor) for c in self.checks))
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ HEAVY, LIGHT = agc(4, 0.08 / SCALE, class_weight_scale=SCALE), agc(4, 0.08 / SCA
 CLAIMS = (
     Claim(
         "fig1b",
-        "AGC's error has the same course at batches 1, 4 and 8, with a rate of 0.02 x batch",
+        "AGC's error has the same course at batches 1, 4 and 8, with rates in proportion",
         "one curve",
         (
             *same(agc(1), agc(4), FINAL, COURSE),

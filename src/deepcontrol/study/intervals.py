@@ -34,8 +34,8 @@ def difference(a: Sequence[float], b: Sequence[float] | None) -> Interval:
     A run that diverged is infinite, and makes its side so, for certain. If both sides have one,
     nothing can be said.
 
-    >>> difference([3.0, 5.0], [1.0, 1.0])
-    Interval(middle=3.0, low=0.08, high=5.92)
+    >>> [round(value, 2) for value in difference([3.0, 5.0], [1.0, 1.0])]
+    [3.0, 0.08, 5.92]
     """
     middle = fmean(a) - (fmean(b) if b is not None else 0.0)
     if math.isinf(middle):

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from ..train.records import write_whole
-from .arms import Arm
-from .claims import Judged
+from .arms import Arm, agc, bn
+from .claims import CLASSNET_AGC, CLASSNET_BN, Judged
 from .figure import PANELS
-from .jobs import RUNS, Job, command
+from .jobs import Job, command
 from .presets import Preset
 from .queue import Queue
 
 FORMAT = 1
 STUDY = "study.json"
+PICTURED = (agc(1), bn(1), agc(4), bn(4), CLASSNET_AGC, CLASSNET_BN)  # whose pictures are shown
 
 
 def check_same(out: Path, protocol: Preset) -> None:
@@ -45,13 +46,18 @@ def described(protocol: Preset) -> dict[str, Any]:
 def write(out: Path, protocol: Preset, words: str, queue: Queue, judged: list[Judged]) -> None:
     """Written whole, after every call, finished or not."""
     jobs = [entry.job for entry in queue.entries.values()]
+
+    def first_seed(arm: Arm) -> list[str]:
+        wanted = arm.at_rate_times(protocol.rates_times)
+        return [job.name for job in jobs if job.seed == 0 and job.arm == wanted]
+
     content = {
         "format": FORMAT,
         "protocol": described(protocol),
         "seeds": protocol.seeds,
         "command": words,
         "claims": [claim_as_data(each, jobs) for each in judged],
-        "panels": panels_as_data(jobs),
+        "panels": panels_as_data(jobs, protocol.rates_times),
         "runs": [
             {
                 "name": entry.job.name,
@@ -63,8 +69,8 @@ def write(out: Path, protocol: Preset, words: str, queue: Queue, judged: list[Ju
             }
             for entry in queue.entries.values()
         ],
-        "samples": [job.name for job in jobs if job.seed == 0 and usual(job.arm)],
-        "layers": next((j.name for j in jobs if j.seed == 0 and is_agc_batch_4(j.arm)), None),
+        "samples": [name for arm in PICTURED for name in first_seed(arm)],
+        "layers": next(iter(first_seed(agc(4))), None),
     }
     write_whole(out / STUDY, json.dumps(content, indent=1) + "\n")
 
@@ -82,29 +88,19 @@ def claim_as_data(judged: Judged, jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def panels_as_data(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+def panels_as_data(jobs: Sequence[Job], times: float) -> list[dict[str, Any]]:
     def runs(arm: Arm) -> list[str]:
-        return [job.name for job in jobs if job.arm == arm]
+        return [job.name for job in jobs if job.arm == arm.at_rate_times(times)]
 
     return [
         {
             "letter": panel.letter,
             "title": panel.title,
             "metric": panel.metric,
-            "lines": [{"label": label, "runs": runs(arm)} for label, arm in panel.lines],
+            "lines": [
+                {"label": panel.label(arm.at_rate_times(times)), "runs": runs(arm)}
+                for arm in panel.lines
+            ],
         }
         for panel in PANELS
     ]
-
-
-def usual(arm: Arm) -> bool:
-    """AGC and BatchNorm at the paper's batches and rates: whose pictures are worth a look."""
-    return arm.batch in (1, 4) and arm == Arm(arm.norm, arm.batch, 0.02 * arm.batch, arm.model)
-
-
-def is_agc_batch_4(arm: Arm) -> bool:
-    return arm.norm == "agc" and arm.batch == 4 and usual(arm)
-
-
-def folder_of(out: Path, name: str) -> Path:
-    return out / RUNS / name

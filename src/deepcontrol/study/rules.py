@@ -7,7 +7,7 @@ all its checks hold, not reproduced if one fails, and undecided otherwise.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -73,6 +73,10 @@ class Check:
         found = self._found(interval, numbers)
         return Finding(self.quantity, region, found, values, decide(interval, self.low, self.high))
 
+    def at_rates_times(self, factor: float) -> "Check":
+        against = None if self.against is None else self.against.at_rate_times(factor)
+        return replace(self, arm=self.arm.at_rate_times(factor), against=against)
+
     @property
     def _unit(self) -> str:
         if self.measure.unit == "%" and self.against is not None:
@@ -126,6 +130,10 @@ class BenchRatio:
         verdict = decide(interval, self.low, math.inf)
         return Finding(self.quantity, region, f"{interval.middle:.2f}", values, verdict)
 
+    def at_rates_times(self, factor: float) -> "BenchRatio":
+        del factor  # a step takes as long at any rate
+        return self
+
     @property
     def _timed(self) -> bool:
         return self.column == "ms"
@@ -156,11 +164,13 @@ class BenchRatio:
 
 def decide(interval: Interval, low: float, high: float) -> Verdict:
     """By where the interval lies: in the open region, outside of it, or across its border."""
-    if interval.high <= low or interval.low >= high:
-        return "not reproduced"
+    # An end that is infinite is no border, not even for what diverged.
     above = math.isinf(low) or interval.low > low
     below = math.isinf(high) or interval.high < high
-    return "reproduced" if above and below else "undecided"
+    if above and below:
+        return "reproduced"
+    beside = (not above and interval.high <= low) or (not below and interval.low >= high)
+    return "not reproduced" if beside else "undecided"
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:

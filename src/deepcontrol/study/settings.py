@@ -76,4 +76,5 @@ class Reproduce:
     @property
     def claims(self) -> tuple[Claim, ...]:
         wanted = self.ids or PRESETS[self.preset].claims
-        return tuple(claim for claim in CLAIMS if claim.id in wanted)
+        times = PRESETS[self.preset].rates_times
+        return tuple(claim.at_rates_times(times) for claim in CLAIMS if claim.id in wanted)

@@ -1,0 +1,147 @@
+"""`deepcontrol reproduce` from start to end: killed, interrupted, with a run that cannot work."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepcontrol.cli import parse
+from deepcontrol.study.claims import CLAIMS
+from deepcontrol.study.jobs import command, plan
+from deepcontrol.study.local import find_slots
+from deepcontrol.study.presets import PRESETS
+from deepcontrol.study.settings import Reproduce
+from deepcontrol.train.commands import TrainCommand
+from tests.study.tiny import reproduce
+
+ROOT = Path(__file__).parents[2]
+NAMES = [f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn")]  # of the runs, in order
+
+
+def started(out: Path, *words: str) -> "subprocess.Popen[str]":
+    """The tiny study in a process that can be killed."""
+    line = [sys.executable, "-m", "tests.study.tiny", str(out), *words]
+    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 100
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.05)
+
+
+def study(out: Path) -> Any:
+    return json.loads((out / "study.json").read_text())
+
+
+def states(out: Path) -> dict[str, str]:
+    return {run["name"]: run["state"] for run in study(out)["runs"]}
+
+
+def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "study"
+    with started(out, "--slots", "1") as process:
+        wait_for(out / "runs" / NAMES[1] / "config.json")  # so the first is done
+        process.kill()
+    assert not (out / "study.json").exists()
+    first = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
+
+    assert reproduce(out) == 0
+    assert states(out) == dict.fromkeys(NAMES, "done")
+    again = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
+    assert again.st_mtime_ns == first.st_mtime_ns  # it was made once
+    for name in NAMES:
+        lines = (out / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
+    said = capsys.readouterr().out
+    assert "2 of 2 runs are done." in said
+    assert f"The page: {out / 'index.html'}" in said
+
+    html = (out / "index.html").read_text()
+    assert html.count("<img") == 8 + 2 + 2  # panels, lambda, pictures
+    before = study(out)
+    assert reproduce(out, "--minutes", "0") == 0  # nothing left: judged again, the same
+    assert study(out) == before
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    with started(out, "--epochs", "1000", "--slots", "2") as process:
+        for name in NAMES:
+            wait_for(out / "runs" / name / "last")
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=100)[0]
+    assert process.returncode == 130
+    assert "0 of 2 runs are done. 2 are left: the same command goes on." in said
+    assert states(out) == dict.fromkeys(NAMES, "stopped")
+    for name in NAMES:
+        log = (out / "logs" / f"{name}.txt").read_text()
+        assert "SIGTERM: saved at step" in log
+
+
+def test_one_run_that_cannot_work_leaves_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "study"
+    broken = out / "runs" / NAMES[1]
+    broken.mkdir(parents=True)
+    (broken / "config.json").write_text("{")
+    assert reproduce(out) == 1
+    assert states(out) == {name: "failed" if name == NAMES[1] else "done" for name in NAMES}
+    said = capsys.readouterr().out
+    assert f"{NAMES[1]}: failed, exit code 1: error: " in said
+    assert said.count("tried once more") == 1
+    assert "1 of 2 runs are done." in said
+    claims = {claim["id"]: claim for claim in study(out)["claims"]}
+    assert set(claims) == {"fig1c", "fig1e"}
+    assert "AGC batch 4 rate 0.32" in claims["fig1c"]["ours"][0]
+    html = (out / "index.html").read_text()
+    assert f"{NAMES[1]} failed" in html
+    assert (out / "figures" / "figure1.png").stat().st_size > 10_000
+
+
+def test_minutes_stop_runs_that_are_under_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "study"
+    assert reproduce(out, "--minutes", "0.03") == 0
+    assert "stopped" in states(out).values()
+    capsys.readouterr()
+    assert reproduce(out, "--epochs", "3") == 1
+    assert "another study: epochs 2 -> 3" in capsys.readouterr().err
+
+
+def test_the_command_of_a_run_makes_that_run(tmp_path: Path) -> None:
+    for job in plan(CLAIMS, PRESETS["camvid"], tmp_path, Path("some where")):
+        typed = parse(command(job.config)[1:])
+        assert isinstance(typed, TrainCommand)
+        assert typed == TrainCommand(**vars(job.config))
+
+
+def test_every_preset_is_a_plan(tmp_path: Path) -> None:
+    for preset in PRESETS.values():
+        claims = tuple(claim for claim in CLAIMS if claim.id in preset.claims)
+        assert len(claims) == len(preset.claims)
+        jobs = plan(claims, preset, tmp_path, None)
+        assert len({job.name for job in jobs}) == len(jobs)
+        assert [job.seed for job in jobs] == sorted(job.seed for job in jobs)
+
+
+def test_only_and_what_it_refuses(tmp_path: Path) -> None:
+    asked = Reproduce(out=tmp_path, only=("fig1b,fig1a", "speed"))
+    assert [claim.id for claim in asked.claims] == ["fig1b", "fig1a", "speed"]
+    with pytest.raises(ValueError, match="no claim fig9"):
+        Reproduce(out=tmp_path, only=("fig9",))
+
+
+def test_slots_share_gpus_and_cores() -> None:
+    slots = find_slots(3, ["4", "7"], cores=16)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == list("474747")
+    assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {"2"}
+    assert [slot.name for slot in find_slots(None, [], cores=2)] == ["cpu", "cpu"]
