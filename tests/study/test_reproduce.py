@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deepcontrol.cli import parse
+from deepcontrol.cli import main, parse
 from deepcontrol.study.claims import CLAIMS
 from deepcontrol.study.jobs import command, plan
 from deepcontrol.study.local import find_slots
@@ -145,3 +145,11 @@ def test_slots_share_gpus_and_cores() -> None:
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == list("474747")
     assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {"2"}
     assert [slot.name for slot in find_slots(None, [], cores=2)] == ["cpu", "cpu"]
+
+
+def test_without_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["reproduce", "--out", str(tmp_path), "--executor", "ray"]) == 1
+    assert "--executor ray needs Ray: pip install 'deepcontrol[ray]'" in capsys.readouterr().err

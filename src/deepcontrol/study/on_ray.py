@@ -46,6 +46,7 @@ def work(config: Train, log: Path, flag: Any) -> int:
     """On some machine of the cluster: a run to its end, or until the flag is up."""
     ray = load_ray()
     with log.open("a") as file:
+        print(f"on node {ray.get_runtime_context().get_node_id()}", file=file, flush=True)
         process = subprocess.Popen(
             worker_command(config, sys.executable),
             stdin=subprocess.PIPE,  # if Ray kills this task, the run saves and ends

@@ -67,8 +67,8 @@ PRESETS: dict[Name, Preset] = {
         name="quick",
         data="streets",
         classnet_data="streets",
-        size=(48, 96),
-        width=0.125,
+        size=(32, 64),
+        width=0.25,
         # Minutes are few steps, and AGC's first hundreds at the paper's rates learn little more
         # than how frequent each class is.
         rates_times=4.0,
