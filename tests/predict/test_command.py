@@ -101,6 +101,19 @@ def test_more_pixels_than_memory(
     assert "64x96 pixels with their labels and overlay take" in capsys.readouterr().err
 
 
+def test_too_large_for_the_device(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("deepcontrol.predict.run.label", refuse)
+    assert main(["predict", str(run), str(images)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2  # each image is tried
+    assert lines[0].endswith("b.png: not enough memory: give a smaller --tile")
+
+
 def test_seams_are_admitted(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,13 +21,13 @@ SHARE = 0.5
 PROBE = 4  # the network is tried, on paper, on an image of so many units a side
 
 
-def automatic_tile(model: nn.Module, image: Size, unit: int, halo: int, free: int) -> Size:
+def automatic_tile(per_pixel: float, image: Size, unit: int, halo: int, free: int) -> Size:
     """The whole image where it takes at most half of the free bytes; else a square that does.
 
     The square is a tile's core. Where even the smallest tile takes more, it is that one: a core of
     one halo's width.
     """
-    pixels = SHARE * free / bytes_per_pixel(model, unit)
+    pixels = SHARE * free / per_pixel
     if math.prod(image) <= pixels:
         return image
     side = int(math.sqrt(pixels)) - 2 * halo

@@ -1,6 +1,7 @@
 """The network of a run folder, as predictions need it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..train.build import build_model
 from ..train.checkpoint import load
 from ..train.config import load_config
 from ..train.saving import load_weights
+from .memory import bytes_per_pixel
 from .tiles import up_to_multiple
 
 # Norms whose statistics are of the map that they see: a tile's, where there are tiles.
@@ -34,6 +36,11 @@ class Network:
     def halo(self) -> int:
         """The pixels around a tile that can change what is in it."""
         return up_to_multiple(int(self.model.reach), self.unit)  # type: ignore[arg-type]
+
+    @cached_property
+    def bytes_per_pixel(self) -> float:
+        """Of memory, while it labels an image."""
+        return bytes_per_pixel(self.model, self.unit)
 
 
 def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:

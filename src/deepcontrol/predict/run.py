@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from ..sizes import Size
 from ..train.devices import choose_device
+from ..train.faults import is_out_of_memory
 from .images import Job, OpenImage, find_jobs, write
 from .label import label
 from .memory import automatic_tile, free_bytes
@@ -72,7 +73,9 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                     lambda done, total: progress.update(tiles, completed=done, total=total),
                 )
                 progress.console.print(escape(said), highlight=False, soft_wrap=True)
-            except (ValueError, OSError, torch.OutOfMemoryError) as error:
+            except (ValueError, OSError, RuntimeError, MemoryError) as error:
+                if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                    raise
                 failed += 1
                 reason = f"{job.image}: {_reason(error, job)}"
                 errors.print(
@@ -107,12 +110,12 @@ def choose_tiles(network: Network, image: Size, tile: Size | None, free: int) ->
     """The tiles of an image: of the size asked for, or of what the free memory takes."""
     unit, halo = network.unit, network.halo
     if tile is None:
-        tile = automatic_tile(network.model, image, unit, halo, free)
+        tile = automatic_tile(network.bytes_per_pixel, image, unit, halo, free)
     core = (up_to_multiple(tile[0], unit), up_to_multiple(tile[1], unit))
     return cut(image, core, unit, halo)
 
 
 def _reason(error: Exception, job: Job) -> str:
-    if isinstance(error, torch.OutOfMemoryError):
-        return "not enough memory on the device: give a smaller --tile"
+    if is_out_of_memory(error):
+        return "not enough memory: give a smaller --tile"
     return str(error).removeprefix(f"{job.image}: ")  # a DataError names its file already
