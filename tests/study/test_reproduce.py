@@ -65,9 +65,14 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
     html = (out / "index.html").read_text()
     assert html.count("<img") == 8 + 2 + 2  # panels, lambda, pictures
-    before = study(out)
-    assert reproduce(out, "--minutes", "0") == 0  # nothing left: judged again, the same
-    assert study(out) == before
+    before, packed = study(out), tmp_path / "packed"
+    # Nothing is left to do: judged again, and from the packed files, it is the same.
+    assert reproduce(out, "--minutes", "0", "--pack", str(packed)) == 0
+    for again_ in (study(out), study(packed)):
+        assert again_["claims"] == before["claims"]
+    assert (packed / "index.html").read_text().count("<img") == html.count("<img")
+    assert str(tmp_path) not in (packed / "runs" / NAMES[0] / "config.json").read_text()
+    assert not (packed / "runs" / NAMES[0] / "last").exists()
 
 
 def test_interrupted(tmp_path: Path) -> None:

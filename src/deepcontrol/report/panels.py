@@ -45,6 +45,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         fit(axes, drawn)
         axes.legend(frameon=False, fontsize=8)
     else:
+        axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center")
 
 

@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .claims import Judged, judge
 from .jobs import LOGS, Job, finished_curve, plan
 from .local import Local, find_slots, visible_gpus
 from .measures import Curve
+from .pack import pack
 from .queue import Queue
 from .rules import Evidence
 from .settings import Reproduce
@@ -48,13 +50,25 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
             deadline = time.monotonic() + 60 * minutes
             with show, executor(settings) as executes:
                 queue.run(executes, noted, deadline)
-    judged = judge_all(settings, jobs)
-    record.write(out, protocol, shlex.join(["deepcontrol", *sys.argv[1:]]), queue, judged)
-    page = write_study_page(out, out)
+    judged, page = conclude(settings, queue)
+    if settings.pack is not None:
+        drawn, pictured = record.shown_runs(jobs, protocol)
+        pack(jobs, settings.pack, drawn, pictured)
+        packed = replace(settings, out=settings.pack)
+        there = plan(packed.claims, protocol, packed.out, packed.data_root)
+        judged, page = conclude(packed, Queue(there, packed.out / LOGS))
     say_all(console, queue, judged, page)
     if noted.signum:
         return 128 + noted.signum
     return 1 if queue.having("failed") else 0
+
+
+def conclude(settings: Reproduce, queue: Queue) -> tuple[list[Judged], Path]:
+    """The verdicts of the runs in a study's folder, and its page."""
+    judged = judge_all(settings, [entry.job for entry in queue.entries.values()])
+    words = shlex.join(["deepcontrol", *sys.argv[1:]])
+    record.write(settings.out, settings.protocol, words, queue, judged)
+    return judged, write_study_page(settings.out, settings.out)
 
 
 def executor(settings: Reproduce) -> AbstractContextManager[Any]:

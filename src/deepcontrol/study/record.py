@@ -46,11 +46,7 @@ def described(protocol: Preset) -> dict[str, Any]:
 def write(out: Path, protocol: Preset, words: str, queue: Queue, judged: list[Judged]) -> None:
     """Written whole, after every call, finished or not."""
     jobs = [entry.job for entry in queue.entries.values()]
-
-    def first_seed(arm: Arm) -> list[str]:
-        wanted = arm.at_rate_times(protocol.rates_times)
-        return [job.name for job in jobs if job.seed == 0 and job.arm == wanted]
-
+    drawn, pictured = shown_runs(jobs, protocol)
     content = {
         "format": FORMAT,
         "protocol": described(protocol),
@@ -69,10 +65,21 @@ def write(out: Path, protocol: Preset, words: str, queue: Queue, judged: list[Ju
             }
             for entry in queue.entries.values()
         ],
-        "samples": [name for arm in PICTURED for name in first_seed(arm)],
-        "layers": next(iter(first_seed(agc(4))), None),
+        "samples": pictured,
+        "layers": drawn,
     }
     write_whole(out / STUDY, json.dumps(content, indent=1) + "\n")
+
+
+def shown_runs(jobs: Sequence[Job], protocol: Preset) -> tuple[str | None, list[str]]:
+    """The run whose lambda is drawn, and those whose pictures are shown."""
+
+    def first_seed(arm: Arm) -> list[str]:
+        wanted = arm.at_rate_times(protocol.rates_times)
+        return [job.name for job in jobs if job.seed == 0 and job.arm == wanted]
+
+    pictured = [name for arm in PICTURED for name in first_seed(arm)]
+    return next(iter(first_seed(agc(4))), None), pictured
 
 
 def claim_as_data(judged: Judged, jobs: Sequence[Job]) -> dict[str, Any]:

@@ -45,6 +45,9 @@ class Reproduce:
     on. 0 trains nothing, and judges what is there."""
     bench: Path = Path("benchmarks/results/bench-cuda.csv")
     """What `deepcontrol bench` wrote, for the claims about speed and memory."""
+    pack: Path | None = None
+    """Copy what the verdicts rest on into this folder too, small enough to be committed, and make
+    the page there: configurations, metrics, lambda, a few pictures, no checkpoints."""
     dry_run: bool = False
     """List the runs and how far each is, and do nothing."""
 
