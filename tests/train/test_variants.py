@@ -53,3 +53,13 @@ def test_the_validation_loss_is_that_of_its_images(whole: Path, tmp_path: Path) 
 def test_what_makes_no_sense(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Train(out=Path("x"), **flags)
+
+
+def test_checkpoints_of_some_epochs(run: Path, whole: Path) -> None:
+    """The numbers are the same; of epoch 1 nothing is kept."""
+    train_here(run, save_epochs=2)
+    assert metrics(run) == metrics(whole)
+    states = {name: load(run / name).state["position"] for name in ("previous", "last", "best")}
+    assert (states["previous"]["epoch"], states["last"]["epoch"]) == (2, 3)
+    errors = {line["epoch"]: line["val_error"] for line in metrics(run)}
+    assert states["best"]["best_epoch"] == min((2, 3), key=lambda epoch: errors[epoch])

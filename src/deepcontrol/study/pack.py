@@ -1,6 +1,7 @@
 """What verdicts rest on, small enough to be committed: configurations, metrics, lambda, pictures.
 
 A packed study is a study: judged again, it comes to the same verdicts, and its page is made of it.
+Copied to another machine, it goes on there: the runs that it holds are done.
 """
 
 import json
@@ -11,16 +12,16 @@ from typing import Any
 
 from ..report.runs import CONFIG, DIVERGED, LAYERS, METRICS, SAMPLES
 from ..train.records import read, write_whole
-from .jobs import RUNS, Job
+from .jobs import RUNS, Job, progress
 
 EVERY = 10  # epochs between two lines of lambda, in the run whose layers are drawn
 DIGITS = 5
 
 
 def pack(jobs: Sequence[Job], folder: Path, drawn: str | None, pictured: Sequence[str]) -> None:
-    """Copy the runs that have begun into a folder; `drawn` and `pictured` keep more."""
+    """Copy the runs that are over into a folder; `drawn` and `pictured` keep more."""
     for job in jobs:
-        if not (job.folder / METRICS).exists():
+        if not progress(job).is_over(job.config) or job.folder == folder / RUNS / job.name:
             continue
         into = folder / RUNS / job.name
         into.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ class Preset:
     rates_times: float = 1.0  # the paper's
     train_limit: int | None = None
     val_limit: int | None = None
+    save_epochs: int = 1
 
     def config(self, arm: Arm, seed: int, out: Path, data_root: Path | None) -> Train:
         """One run of an arm."""
@@ -48,6 +49,7 @@ class Preset:
             "train_limit": self.train_limit,
             "val_limit": self.val_limit,
             "sample_epochs": (1, self.epochs),
+            "save_epochs": self.save_epochs,
         }
         return Train(**settings)
 
@@ -61,6 +63,7 @@ CITYSCAPES = Preset(
     epochs=150,
     seeds=3,
     claims=EVERY_CLAIM,
+    save_epochs=10,
 )
 PRESETS: dict[Name, Preset] = {
     "quick": Preset(

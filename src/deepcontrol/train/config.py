@@ -20,7 +20,7 @@ CONFIG = "config.json"
 SMALLEST = 32  # pixels a side: SegNet halves them five times
 
 # What may differ when a run is continued: no number of the run depends on it. More epochs are the
-# same run for longer, because the rate is fixed.
+# same run for longer, because the rate is fixed. The data may have moved.
 FREE = ("epochs", "data_root", "workers", "save_steps", "sample_epochs", "out")
 
 
@@ -87,13 +87,17 @@ class Train:
     workers: int = 0
     """Threads that make batches ahead of their use. Whatever the number, the batches are equal.
     Data that a GPU holds need none."""
+    save_epochs: int = 1
+    """Save at the end of every so many epochs, and of the last one: where an epoch takes a second,
+    the disk would be what takes the time. `best` is the best of these epochs."""
     save_steps: int = 0
-    """Save after every so many steps too; 0 is at the end of each epoch alone."""
+    """Save after every so many steps too; 0 is at the end of epochs alone."""
     sample_epochs: tuple[int, ...] = (1, 10, 50, 100, 150)
     """Draw a few validation images with their predictions after these epochs."""
 
     def __post_init__(self) -> None:
-        at_least = {"batch_size": 1, "epochs": 1, "seed": 0, "workers": 0, "save_steps": 0}
+        at_least = dict.fromkeys(("batch_size", "epochs", "save_epochs"), 1)
+        at_least |= dict.fromkeys(("seed", "workers", "save_steps"), 0)
         for name in ("train_limit", "val_limit"):
             if getattr(self, name) is not None:
                 at_least[name] = 1

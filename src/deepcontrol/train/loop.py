@@ -66,7 +66,8 @@ def train_epochs(run: Run) -> None:
     while position.epoch < epochs:
         train_rest_of_epoch(run)
         close_epoch(run)
-        save(run, is_best=position.best_epoch == position.epoch)
+        if run.saves_after(position.epoch):
+            save(run, is_best=position.best_epoch == position.epoch)
     run.saver.wait()
     run.show.say(f"all {epochs} epochs are done: {run.config.out}")
 

@@ -78,6 +78,10 @@ class Run:
         step = self.position.step
         return step % LOOK_EVERY[self.group.device.type] == 0 or step == len(self.train)
 
+    def saves_after(self, epoch: int) -> bool:
+        """Whether an epoch ends in a checkpoint."""
+        return epoch % self.config.save_epochs == 0 or epoch == self.config.epochs
+
     def where(self) -> str:
         """What is trained, and from where on."""
         config, device = self.config, self.group.device
@@ -112,7 +116,9 @@ class Run:
         position.step = position.images = 0
         position.seconds = position.loss_sum = 0.0
         self.loss_sum.zero_()
-        if position.epoch > 0 and error < position.best_error:
+        if position.epoch < 1 or not self.saves_after(position.epoch):
+            return
+        if error < position.best_error:
             position.best_error, position.best_epoch = error, position.epoch
 
 
