@@ -25,6 +25,10 @@ def test_one_epoch_is_enough() -> None:
     assert measures.spikes(short) == 0
 
 
+def test_losses_that_were_not_finite_say_nothing() -> None:
+    assert math.isnan(measures.final_loss(replace(LINE, losses=())))
+
+
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_spikes_are_counted(count: int) -> None:
     assert measures.spikes(curve(spikes=count)) == count

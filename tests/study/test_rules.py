@@ -204,10 +204,10 @@ def test_what_is_found_is_said() -> None:
     assert finding.quantity == "final error: BN batch 1 rate 0.02 less BN batch 4 rate 0.08"
     assert finding.region == "above 1 points"
     assert finding.found == "3.00 points, 90% within 0.08 and 5.92, 2 seeds"
-    assert finding.values[0] == "BN batch 1 rate 0.02: 13.52 ± 1.41 %"
+    assert finding.values[0] == "final error, BN batch 1 rate 0.02: 13.52 ± 1.41 %"
     gone = check.judge(Evidence({**curves, bn(1): [curve(diverged=2), curve(10.0)]}))
     assert gone.found == "worse without bound: runs diverged"
-    assert gone.values[0] == "BN batch 1 rate 0.02: 1 of 2 diverged"
+    assert gone.values[0] == "final error, BN batch 1 rate 0.02: 1 of 2 diverged"
 
 
 def test_names_tell_arms_apart() -> None:

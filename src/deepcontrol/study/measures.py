@@ -38,8 +38,8 @@ class Measure:
 
 
 def last_tenth(values: tuple[float, ...]) -> float:
-    """The mean of the last tenth: one epoch at a fixed rate says little."""
-    return fmean(values[-math.ceil(len(values) / 10) :])
+    """The mean of the last tenth: one epoch at a fixed rate says little. NaN if there is none."""
+    return fmean(values[-math.ceil(len(values) / 10) :]) if values else math.nan
 
 
 def final_error(curve: Curve) -> float:

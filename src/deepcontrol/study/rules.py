@@ -194,10 +194,11 @@ def in_words(low: float, high: float, unit: str) -> str:
 
 def _spread(check: Check, arm: Arm, numbers: Sequence[float]) -> str:
     """An arm's mean and deviation over seeds."""
+    name = f"{check.measure.words}, {arm}"
     if not numbers:
-        return f"{arm}: not run"
+        return f"{name}: not run"
     diverged = sum(map(math.isinf, numbers))
     if diverged:
-        return f"{arm}: {diverged} of {len(numbers)} diverged"
+        return f"{name}: {diverged} of {len(numbers)} diverged"
     deviation = f" ± {stdev(numbers):.2f}" if len(numbers) > 1 else ""
-    return f"{arm}: {fmean(numbers):.2f}{deviation}{check.measure.unit and ' %'}"
+    return f"{name}: {fmean(numbers):.2f}{deviation}{check.measure.unit and ' %'}"
