@@ -19,7 +19,8 @@ STANDARD = sys.stdlib_module_names
 ALLOWED: dict[str, set[str]] = {
     "ops": set(),
     "nn": {"ops"},
-    "__init__": {"ops", "nn"},
+    "convert": {"ops", "nn"},
+    "__init__": {"ops", "nn", "convert"},
     "models": {"ops", "nn"},
     "data": set(),
     "losses": {"data"},
@@ -35,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": {"bench", "data", "doctor", "predict", "report", "sizes", "study", "train"},
     "__main__": {"cli"},
 }
-LIBRARY = {"ops", "nn", "__init__"}
+LIBRARY = {"ops", "nn", "convert", "__init__"}
 
 
 def part_of(path: Path) -> str:

@@ -1,5 +1,6 @@
 """deepcontrol: automatic gain control (AGC) in every convolutional neuron, in BatchNorm's place."""
 
+from .convert import calibrate, fold, to_agc
 from .nn import (
     AGC1d,
     AGC2d,
@@ -25,7 +26,10 @@ __all__ = [
     "AGCConv3d",
     "AGCLinear",
     "agc",
+    "calibrate",
+    "fold",
     "he_init_",
     "identity_init_",
     "param_groups",
+    "to_agc",
 ]

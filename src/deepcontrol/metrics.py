@@ -39,8 +39,7 @@ class ConfusionMatrix:
 
     def reduce(self) -> None:
         """Sum over all processes of the default group, if there is one; every process gets it."""
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(self.counts)
+        sum_over_processes_(self.counts)
 
     @property
     def pixel_error(self) -> float:
@@ -59,3 +58,9 @@ class ConfusionMatrix:
     def mean_iou(self) -> float:
         """The mean IoU over the classes that were seen or predicted."""
         return self.class_iou.nanmean().item()
+
+
+def sum_over_processes_(counts: Tensor) -> None:
+    """In place, over the default group; nothing where there is none."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(counts)

@@ -55,6 +55,19 @@ def test_holds_what_the_source_reads(camvid_root: Path, tmp_path: Path) -> None:
     assert reads(camvid_root) == before
 
 
+def test_whoever_interrupts_does_not_wait_for_the_rest(camvid_root: Path, tmp_path: Path) -> None:
+    source = counting(camvid_root)
+    many = replace(source, pairs=source.pairs * 50)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(many, (24, 32), tmp_path / "cache", interrupt)
+    assert reads(camvid_root) < 100  # of 300
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
 def test_rebuilt_when_the_source_changes(camvid_root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     first = prepare(counting(camvid_root), (24, 32), folder)

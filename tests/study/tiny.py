@@ -4,6 +4,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from deepcontrol.cli import main
 from deepcontrol.study import presets
@@ -23,8 +24,8 @@ TINY = replace(
 def reproduce(out: Path, *words: str) -> int:
     """In this process; the runs are processes of their own, as always."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    presets.PRESETS["quick"] = TINY
-    return main(["reproduce", "--out", str(out), *words])
+    with patch.dict(presets.PRESETS, quick=TINY):
+        return main(["reproduce", "--out", str(out), *words])
 
 
 if __name__ == "__main__":

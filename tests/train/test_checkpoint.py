@@ -1,6 +1,7 @@
 """Checkpoints: whole or passed over, whatever happened to their bytes."""
 
 import random
+import resource
 import shutil
 from pathlib import Path
 
@@ -98,6 +99,44 @@ def test_a_full_disk_leaves_the_old_one(
     assert_same(found, some(1))
     save_last(tmp_path, some(3))  # and once there is room, it goes on
     assert_same(load(tmp_path / "last"), some(3))
+
+
+@pytest.mark.parametrize("room", [0, 500, 1300])
+def test_writing_that_fails_at_a_byte(room: int, tmp_path: Path) -> None:
+    """For real: a file may grow to so many bytes and no further, as on a disk that is full."""
+    save_last(tmp_path, some(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"last could not.*needs about \d"):
+            save_last(tmp_path, some(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["last"]  # the room is given back
+    assert_same(load(tmp_path / "last"), some(1))
+
+
+def test_a_torn_one_takes_no_good_ones_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in (1, 2):
+        save_last(tmp_path, some(i))
+    model = tmp_path / "last" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+
+    def killed(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_last(tmp_path, some(3))
+    found = load_last(tmp_path, print)
+    assert found is not None
+    assert_same(found, some(1))
+    save_last(tmp_path, some(4))
+    assert_same(load(tmp_path / "previous"), some(1))
+    assert_same(load(tmp_path / "last"), some(4))
 
 
 def test_killed_between_the_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

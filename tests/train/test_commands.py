@@ -67,6 +67,7 @@ def test_a_flag_that_cannot_be_is_named(run: Path, capsys: pytest.CaptureFixture
         ("--size", "big", "HEIGHTxWIDTH"),
         ("--momentum", "1", "from 0 to 0.999"),
         ("--lr", "-1", "positive"),
+        ("--seed", "99999999999999999999", "--seed must be at most 9223372036854775807"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(["train", "--out", str(run), flag, value])

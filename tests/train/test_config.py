@@ -52,6 +52,8 @@ def test_a_run_folder_from_elsewhere_writes_nothing_outside_of_itself(run: Path)
         ({"data_root": ["a"]}, r"data_root cannot be \['a'\]"),
         ({"lr": "nan"}, "lr cannot be 'nan'"),
         ({"lr": float("nan")}, "--lr must be positive, got nan"),
+        ({"lr": 10**400}, "lr is too large"),
+        ({"seed": 2**63}, "--seed must be at most 9223372036854775807, got 9223372036854775808"),
         ({"momentum": 1.0}, "--momentum must be from 0 to 0.999, got 1.0"),
         ({"colour": 1}, "unknown colour"),
     ],
@@ -73,7 +75,8 @@ def test_what_is_no_configuration_is_refused(run: Path, text: str) -> None:
 
 
 def test_a_run_goes_on_as_itself_alone() -> None:
-    for name, value in {"epochs": 300, "workers": 2, "save_steps": 7, "out": Path("y")}.items():
+    free = {"epochs": 300, "workers": 2, "save_steps": 7, "out": Path("y"), "data_root": Path("z")}
+    for name, value in free.items():
         check_unchanged(replace(CONFIG, **{name: value}), CONFIG)
     changed = replace(CONFIG, lr=0.25, size=(64, 96), norm="bn")
     with pytest.raises(ConfigChangedError) as caught:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,11 +17,17 @@ from deepcontrol.data import VOID, Batch
 from deepcontrol.train import records
 from deepcontrol.train.build import build_data, build_model, open_sources
 from deepcontrol.train.checkpoint import load
+from deepcontrol.train.config import load_config
 from deepcontrol.train.distributed import Group
 from deepcontrol.train.evaluate import evaluate
+from deepcontrol.train.interrupts import Interrupts
+from deepcontrol.train.loop import train_run
 from deepcontrol.train.objective import Objective
+from deepcontrol.train.progress import Show
+from deepcontrol.train.run import open_run
+from deepcontrol.train.saving import load_weights
 from tests.processes import WORLD, run_two
-from tests.train.runs import command, differences, metrics, tiny
+from tests.train.runs import command, differences, metrics, same, tiny
 
 CLASSES = 19
 
@@ -63,7 +70,16 @@ def in_each_process(rank: int, folder: str) -> None:
         if rank >= images:  # as Batches has it: an image that counts nowhere
             own = Batch(batch.images, torch.full_like(batch.labels, VOID), batch.segments)
         found[name] = gradients(kind, group, own, images)
-    torch.save({"gradients": found, "counts": counts(group)}, Path(folder) / f"{rank}.pt")
+    result = {"gradients": found, "counts": counts(group)}
+    for wrapper, fsdp in {"ddp": {}, "fsdp": {"fsdp": ""}}.items():
+        # The higher the rate, the further apart are the statistics of the processes.
+        config = tiny(Path(folder) / wrapper, norm="bn", epochs=1, lr=1, **fsdp)
+        config.out.mkdir(exist_ok=True)
+        show = Show(Console(quiet=True), speaks=False)
+        with open_run(config, group, show, Interrupts()) as run:
+            assert train_run(run) == 0
+            result[wrapper] = dict(run.model.named_buffers())
+    torch.save(result, Path(folder) / f"{rank}.pt")
 
 
 def counts(group: Group) -> Tensor:
@@ -105,6 +121,19 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     for found in shared:
         assert torch.equal(found["counts"], counts(alone))
         assert found["counts"].sum() == (labels != VOID).sum()
+    for wrapper in ("ddp", "fsdp"):  # each has the running statistics of its own images
+        run, last = tmp_path / wrapper, load(tmp_path / wrapper / "last").model
+        for found in shared:
+            assert same(found[wrapper], {name: last[name] for name in found[wrapper]})
+        assert metrics(run)[-1]["val_error"] == error_of_last(run)
+
+
+def error_of_last(run: Path) -> float:
+    config, _ = load_config(run)
+    data = build_data(config, open_sources(config), Group(torch.device("cpu")), lambda *_: None)
+    model = build_model(config, CLASSES)
+    load_weights(model, load(run / "last").model)
+    return evaluate(model, data.val).pixel_error
 
 
 def launch(out: Path, dies_at: int = 0, **changes: Any) -> str:

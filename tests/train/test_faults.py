@@ -4,20 +4,24 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 
 from deepcontrol import AGCConv2d
 from deepcontrol.cli import main
+from deepcontrol.data.streets.source import Streets
 from deepcontrol.models import SegNet
-from deepcontrol.train import TrainingStep, records
+from deepcontrol.train import TrainingStep, records, saving
 from deepcontrol.train.checkpoint import load
+from deepcontrol.train.events import Events
 from deepcontrol.train.faults import find_culprit
 from tests.train.runs import command, differences, start, train_here
 
@@ -55,7 +59,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(
     said = capsys.readouterr().err
     assert "step 3 of epoch 2 is not finite" in said
     assert "decoder.1.convolutions.2 (AGCConv2d) was the first to give it" in said
-    assert "last is the last good checkpoint" in said
+    assert f"{run / 'last'} is the last checkpoint from before that, {run / 'best'} the" in said
     diverged = json.loads((run / "diverged.json").read_text())
     assert (diverged["epoch"], diverged["step"]) == (2, 3)
     for now, then in zip(seen["model"].parameters(), seen["parameters"], strict=True):
@@ -73,6 +77,51 @@ def test_a_rate_that_is_too_high(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert "nothing was saved yet" in said
     assert "--lr" in said
     assert not (run / "last").exists()
+
+
+def test_a_network_that_cannot_be_evaluated_is_neither_written_down_nor_saved(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The only step of an epoch is finite; with the weights after it no output is."""
+    assert main(command(run, lr=1e30, train_limit=2)) == 1
+    said = capsys.readouterr().err
+    assert "after epoch 1 the network's outputs on the validation images are not finite" in said
+    assert "nothing was saved yet" in said
+    assert [line["epoch"] for line in records.read(run / records.METRICS)] == [0]
+    diverged = json.loads((run / records.DIVERGED).read_text())
+    assert (diverged["epoch"], diverged["step"]) == (1, None)
+    assert not (run / "last").exists()
+    assert not (run / "best").exists()
+
+
+def test_a_checkpoint_on_its_way_is_waited_for(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step after a save is not finite, and the save is slow; or it fails."""
+    save = saving.save_last
+
+    def poison(step: TrainingStep) -> None:
+        with torch.no_grad():
+            next(step.model.parameters()).fill_(torch.nan)
+
+    def slow(*args: Any, **how: Any) -> None:
+        time.sleep(0.5)
+        save(*args, **how)
+
+    def full(*args: Any, **how: Any) -> None:
+        time.sleep(0.5)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for writer, message in (
+        (slow, f"not made; {run / 'last'} is the last checkpoint from before that"),
+        (full, "nothing was saved yet (a later one was lost: [Errno 28] No space left on device)"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(saving, "save_last", writer)
+            before_step(2, poison, patch)
+            shutil.rmtree(run, ignore_errors=True)
+            assert main(command(run, save_steps=1)) == 1
+        assert message in capsys.readouterr().err
 
 
 class NanBackward(torch.autograd.Function):
@@ -122,6 +171,38 @@ def test_out_of_memory_says_what_would_fit(
     assert main(command(run.with_name("smaller"), batch_size=3, epochs=1)) == 0
 
 
+def test_out_of_memory_in_an_evaluation_tries_evaluations(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forward, tried = SegNet.forward, []
+
+    def limited(self: SegNet, x: Tensor) -> Tensor:
+        if not self.training:
+            tried.append(len(x))
+            if len(x) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(self, x)
+
+    monkeypatch.setattr(SegNet, "forward", limited)
+    assert main(command(run, batch_size=4, val_limit=4)) == 1
+    assert "MiB: --batch-size 1 fits, it was tried" in capsys.readouterr().err
+    assert tried == [4, 2, 1]
+
+
+def test_out_of_memory_before_the_first_step(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def huge(*_: Any) -> None:
+        raise MemoryError("Unable to allocate 37.3 GiB for an array")
+
+    monkeypatch.setattr(Streets, "read", huge)
+    monkeypatch.setattr(Streets, "fingerprint", lambda _: "of none that is there")
+    assert main(command(run, size="32x96")) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "out of memory on cpu before the first step, with images of 32x96" in line
+    assert "choose a smaller --size" in line
+
+
 @pytest.mark.parametrize("k", [0, 1, 1000, 20_000])
 def test_a_full_disk_leaves_the_old_checkpoint(
     k: int,
@@ -133,12 +214,11 @@ def test_a_full_disk_leaves_the_old_checkpoint(
     """A writer that fails at byte k of the second epoch's checkpoint."""
     saves, save = itertools.count(1), torch.save
 
-    def full(state: Any, path: Path) -> None:
-        save(state, path)
+    def full(state: Any, file: BinaryIO) -> None:
+        save(state, file)
         if next(saves) == 4:  # each epoch saves its best and itself here
-            with path.open("r+b") as file:
-                file.truncate(k)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            file.truncate(k)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
@@ -167,6 +247,26 @@ def test_a_full_disk_under_the_metrics(
             records.append(run / records.METRICS, {"epoch": 2})
     train_here(run)  # what was written of that line is gone again
     assert differences(run, whole) == []
+
+
+def test_a_full_disk_under_tensorboard_ends_tensorboard_alone(
+    whole: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SummaryWriter, "flush", full)
+        patch.setattr(SummaryWriter, "close", full)
+        train_here(run)
+        assert capsys.readouterr().out.count("TensorBoard stopped: [Errno 28] No space left") == 1
+    assert differences(run, whole) == []
+    said: list[str] = []
+    events = Events(run, 4, said.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(SummaryWriter, "close", full)
+        events.close()
+    assert said == ["TensorBoard stopped: [Errno 28] No space left on device"]
 
 
 def test_of_concurrent_starts_exactly_one_proceeds(run: Path) -> None:

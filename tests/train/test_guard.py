@@ -38,6 +38,21 @@ def test_the_first_bad_step_and_all_after_it_change_nothing(
     assert (reading.bad, reading.good_steps) == (True, 8)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_gradient_whose_norm_alone_overflows_is_finite(device: str, count: int) -> None:
+    parameters = [nn.Parameter(torch.ones(4, device=device)) for _ in range(count)]
+    optimiser = sgd(parameters, lr=1e-20, momentum=0.0)
+    guard = Guard(optimiser, Group(torch.device(device)))
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e30)
+    guard(torch.tensor(0.0, device=device))
+    assert guard.bad == 0
+    assert parameters[-1].grad is not None
+    parameters[-1].grad[2] = torch.nan  # which no maximum may lose
+    guard(torch.tensor(0.0, device=device))
+    assert guard.bad == 1
+
+
 def test_a_gradient_that_is_not_finite_counts_too() -> None:
     """The loss is 0; its gradient is that of a square root at 0."""
     x = nn.Parameter(torch.zeros(3))

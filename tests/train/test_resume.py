@@ -25,6 +25,15 @@ def test_killed_at_20_random_moments_20_of_20_end_alike(workers: int, tmp_path: 
     assert done.stdout.splitlines() == [f"{i}: the same" for i in range(20)], done.stderr[-2000:]
 
 
+def test_goes_on_when_nobody_listens(run: Path, whole: Path) -> None:
+    with start(run) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()  # as `| head -1` does
+        assert process.wait(timeout=120) == 0
+    assert differences(run, whole) == []
+
+
 def test_the_whole_of_it_is_written(whole: Path) -> None:
     run, lines = whole, metrics(whole)
     assert [line["epoch"] for line in lines] == [0, 1, 2, 3]
@@ -95,7 +104,7 @@ def test_stopped_in_an_evaluation(
 
     def update(self: ConfusionMatrix, *args: Any) -> None:
         calls.append(1)
-        if len(calls) == 2:  # in epoch 1, which has one batch to evaluate, as the start has
+        if len(calls) == 3:  # the first of epoch 1's two batches
             os.kill(os.getpid(), signal.SIGINT)
         original(self, *args)
 

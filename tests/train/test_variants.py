@@ -38,7 +38,7 @@ def test_the_weights_of_classes_act_as_a_rate(run: Path, tmp_path: Path) -> None
 def test_the_validation_loss_is_that_of_its_images(whole: Path, tmp_path: Path) -> None:
     """A run of another batch size starts with the same network, and evaluates it alike."""
     single = tmp_path / "single"
-    train_here(single, epochs=1, batch_size=1)
+    train_here(single, epochs=1, batch_size=1, eval_batch_size=2)
     start, same_start = metrics(whole)[0], metrics(single)[0]
     assert start["val_loss"] == pytest.approx(same_start["val_loss"], rel=1e-6)
     assert 0.5 < start["val_loss"] < 4  # as that of guesses among 19 classes

@@ -96,7 +96,8 @@ def _build(
             for name, part in zip(_ARRAYS, parts, strict=True)
         }
         histogram = np.zeros(256, np.int64)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pool = ThreadPoolExecutor(os.cpu_count())
+        try:
             samples = pool.map(lambda i: source.read(i, size), range(count))
             for i, sample in enumerate(samples):
                 for name, array in zip(_ARRAYS, sample, strict=True):
@@ -104,6 +105,8 @@ def _build(
                 histogram += np.bincount(sample.labels.ravel(), minlength=256)
                 if progress:
                     progress(i + 1, count)
+        finally:
+            pool.shutdown(cancel_futures=True)  # whoever interrupts does not wait for the rest
         histogram = histogram[: len(source.classes)]
         index = {
             "histogram": histogram.tolist(),

@@ -63,18 +63,8 @@ class _AGCConv(_ConvNd):
         reset_all_but_filters_(self)  # the gain is not there yet while torch's constructor runs
 
     def forward(self, input: Tensor) -> Tensor:
-        spatial = self.weight.dim() - 2
-        if input.dim() not in (spatial + 1, spatial + 2):
-            raise ValueError(
-                f"expected {spatial + 2}-D input, or {spatial + 1}-D without a batch, "
-                f"got {input.dim()}-D: {tuple(input.shape)}"
-            )
-        if input.shape[-spatial - 1] != self.in_channels:
-            raise ValueError(
-                f"expected {self.in_channels} channels, got {input.shape[-spatial - 1]} "
-                f"in the input of shape {tuple(input.shape)}"
-            )
-        if input.dim() == spatial + 1:
+        check_input(self, input)
+        if input.dim() < self.weight.dim():
             return self._neuron(input.unsqueeze(0)).squeeze(0)
         return self._neuron(input)
 
@@ -90,24 +80,40 @@ class _AGCConv(_ConvNd):
 
     def _convolved(self, input: Tensor) -> Tensor:
         """conv(x, gamma W)"""
-        x, padding = self._padded(input)
+        x, padding = padded(self, input)
         v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
         warn_if_single_position(self, positions(v))
         return v
 
-    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-        """x and the zero padding that is left to the convolution, which can only pad evenly."""
-        both_sides = self._reversed_padding_repeated_twice
-        if self.padding_mode != "zeros":
-            x = nn.functional.pad(x, both_sides, mode=self.padding_mode)
-        elif both_sides[::2] != both_sides[1::2]:  # "same" around an even kernel
-            x = nn.functional.pad(x, both_sides)
-        else:
-            return x, tuple(both_sides[::-2])
-        return x, (0,) * (self.weight.dim() - 2)
-
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
+
+
+def check_input(conv: _ConvNd, input: Tensor) -> None:
+    """ValueError, with the numbers, unless input is (N, C, *) or (C, *) of the right C."""
+    spatial = conv.weight.dim() - 2
+    if input.dim() not in (spatial + 1, spatial + 2):
+        raise ValueError(
+            f"expected {spatial + 2}-D input, or {spatial + 1}-D without a batch, "
+            f"got {input.dim()}-D: {tuple(input.shape)}"
+        )
+    if input.shape[-spatial - 1] != conv.in_channels:
+        raise ValueError(
+            f"expected {conv.in_channels} channels, got {input.shape[-spatial - 1]} "
+            f"in the input of shape {tuple(input.shape)}"
+        )
+
+
+def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """x and the zero padding that is left to the convolution, which can only pad evenly."""
+    both_sides = conv._reversed_padding_repeated_twice
+    if conv.padding_mode != "zeros":
+        x = nn.functional.pad(x, both_sides, mode=conv.padding_mode)
+    elif both_sides[::2] != both_sides[1::2]:  # "same" around an even kernel
+        x = nn.functional.pad(x, both_sides)
+    else:
+        return x, tuple(both_sides[::-2])
+    return x, (0,) * (conv.weight.dim() - 2)
 
 
 class AGCConv1d(_AGCConv, nn.Conv1d):

@@ -15,8 +15,6 @@ from .config import Train
 from .distributed import Group
 from .objective import Objective
 
-EVALUATE = 8  # images at once at least: no figure depends on it, and single ones take longer
-
 
 class Sources(NamedTuple):
     train: Source
@@ -89,5 +87,5 @@ def build_data(
         workers=config.workers,
         **place,  # type: ignore[arg-type]
     )
-    val = Batches(caches[1], max(config.batch_size, EVALUATE), workers=config.workers, **place)  # type: ignore[arg-type]
+    val = Batches(caches[1], config.evaluated_at_once, workers=config.workers, **place)  # type: ignore[arg-type]
     return Data(train, val)

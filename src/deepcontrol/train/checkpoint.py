@@ -43,9 +43,15 @@ class Checkpoint:
         return sum(a.nbytes for a in self.model.values()) + _nbytes(self.state)
 
 
-def save_last(run: Path, checkpoint: Checkpoint) -> None:
-    """Save as `last`, and keep what was `last` as `previous`."""
+def save_last(run: Path, checkpoint: Checkpoint, last_is_whole: bool = False) -> None:
+    """Save as `last`, and keep what was `last` as `previous`, unless it is torn.
+
+    Whether it is, is looked up unless the caller knows: a torn one in the place of a whole one
+    would leave nothing to go back to.
+    """
     fresh = _write_beside(run / LAST, checkpoint)
+    if (run / LAST).exists() and not last_is_whole and not _is_whole(run / LAST):
+        shutil.rmtree(run / LAST)
     if (run / LAST).exists():
         shutil.rmtree(run / PREVIOUS, ignore_errors=True)
         (run / LAST).rename(run / PREVIOUS)  # from here on `previous` is the whole one
@@ -108,12 +114,20 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{path} is not what was written: its digest differs")
 
 
+def _is_whole(folder: Path) -> bool:
+    try:
+        verify(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
 def _write_beside(folder: Path, checkpoint: Checkpoint) -> Path:
     fresh = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
         _write(fresh, checkpoint)
-    except (OSError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch has RuntimeErrors for it
         shutil.rmtree(fresh, ignore_errors=True)  # so that the room is there for others
         raise CheckpointError(
             f"{folder} could not be written ({error}). It needs about {checkpoint.nbytes:,} bytes. "
@@ -126,7 +140,9 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     folder.mkdir(parents=True)
     # Apart from each other: safetensors refuses tensors that share memory.
     save_file({k: v.detach().cpu().clone() for k, v in checkpoint.model.items()}, folder / MODEL)
-    torch.save(checkpoint.state, folder / STATE)
+    with (folder / STATE).open("wb") as file:  # Python's file says when the disk is full
+        torch.save(checkpoint.state, file)
+    shutil.copymode(folder / STATE, folder / MODEL)  # safetensors lets nobody else read it
     written = {}
     for name in (MODEL, STATE):
         content = (folder / name).read_bytes()

@@ -17,11 +17,13 @@ from .step import Engine
 
 FORMAT = 1  # of config.json
 CONFIG = "config.json"
+HIGHEST = 2**63 - 1  # of any whole number: what torch's generators take, for one
 SMALLEST = 32  # pixels a side: SegNet halves them five times
 
 # What may differ when a run is continued: no number of the run depends on it. More epochs are the
-# same run for longer, because the rate is fixed. The data may have moved.
-FREE = ("epochs", "data_root", "workers", "save_steps", "sample_epochs", "out")
+# same run for longer, because the rate is fixed. The data may have moved: they are told by their
+# content.
+FREE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,9 @@ class Train:
     workers: int = 0
     """Threads that make batches ahead of their use. Whatever the number, the batches are equal.
     Data that a GPU holds need none."""
+    eval_batch_size: int | None = None
+    """Images evaluated at once, over all processes; --batch-size unless told otherwise. More take
+    less time and more memory."""
     save_epochs: int = 1
     """Save at the end of every so many epochs, and of the last one: where an epoch takes a second,
     the disk would be what takes the time. `best` is the best of these epochs."""
@@ -98,13 +103,15 @@ class Train:
     def __post_init__(self) -> None:
         at_least = dict.fromkeys(("batch_size", "epochs", "save_epochs"), 1)
         at_least |= dict.fromkeys(("seed", "workers", "save_steps"), 0)
-        for name in ("train_limit", "val_limit"):
+        for name in ("train_limit", "val_limit", "eval_batch_size"):
             if getattr(self, name) is not None:
                 at_least[name] = 1
         for name, least in at_least.items():
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"--{_flag(name)} must be at least {least}, got {value}")
+            if value > HIGHEST:
+                raise ValueError(f"--{_flag(name)} must be at most {HIGHEST}, got {value}")
         if min(self.size) < SMALLEST:
             size = "x".join(map(str, self.size))
             raise ValueError(f"--size must be at least {SMALLEST}x{SMALLEST}, got {size}")
@@ -130,6 +137,10 @@ class Train:
     @property
     def rate(self) -> float:
         return learning_rate(self.batch_size) if self.lr is None else self.lr
+
+    @property
+    def evaluated_at_once(self) -> int:
+        return self.batch_size if self.eval_batch_size is None else self.eval_batch_size
 
 
 class ConfigChangedError(ValueError):
@@ -213,7 +224,10 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     elif hint is Path and isinstance(value, str):
         return Path(value)
     elif hint is float and type(value) in (int, float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name} is too large for a number with a fraction") from None
     elif type(value) is hint:
         return value
     raise ValueError(f"{name} cannot be {value!r}")

@@ -69,6 +69,18 @@ class Group:
         dist.broadcast_object_list(values, device=torch.device("cpu"))
         return values[0]
 
+    def share_buffers_(self, model: nn.Module) -> None:
+        """Everybody gets the first process's buffers: BatchNorm's running statistics.
+
+        Each process has those of its own images, and the first one's are saved. What is evaluated
+        has to be what is saved.
+        """
+        if self.world == 1:
+            return
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                dist.broadcast(buffer, 0)
+
     def shares(self, labels: Tensor, images: int) -> Tensor:
         """What this process's mean over pixels, and over images, counts in the whole batch's.
 
@@ -145,6 +157,11 @@ def whole(value: Any) -> Any:
     if isinstance(value, list):
         return [whole(v) for v in value]
     return value
+
+
+def own_part(value: Any) -> Any:
+    """This process's shard of a sharded tensor, which may be empty; any other tensor whole."""
+    return value.to_local() if is_sharded(value) else value
 
 
 def sharded_like(value: Tensor, parameter: Any) -> Tensor:

@@ -10,14 +10,17 @@ from ..metrics import ConfusionMatrix
 from . import records
 from .devices import peak_mib
 from .evaluate import evaluate, evaluating
+from .faults import NotFiniteError
 from .progress import epoch_line
 from .run import Run, images_in
 from .samples import sample_sheet, save_png
+from .trouble import evaluation_fault
 
 
 def close_epoch(run: Run) -> None:
     """Evaluate, write the epoch's lines and pictures, and step over to the next."""
     started = time.perf_counter()
+    run.group.share_buffers_(run.model)
     run.show.begin("evaluating", len(run.val))
     done, loss_sum = 0, torch.zeros((), dtype=torch.float64, device=run.group.device)
 
@@ -30,7 +33,10 @@ def close_epoch(run: Run) -> None:
         run.show.advance(done)
         run.stop_if_asked()
 
-    matrix = evaluate(run.model, run.val, run.step.autocast, after_each)
+    try:
+        matrix = evaluate(run.model, run.val, run.step.autocast, after_each)
+    except NotFiniteError:
+        raise evaluation_fault(run) from None
     layers = look_at_layers(run)
     epoch = run.position.epoch + 1
     sheet = None
@@ -44,6 +50,7 @@ def close_epoch(run: Run) -> None:
             save_png(sheet, run.config.out / "samples" / f"epoch-{epoch:04}.png")
     run.show.say(epoch_line(metrics, run.config.epochs))
     run.enter_next_epoch(matrix.pixel_error)
+    run.closing_seconds = time.perf_counter() - started
 
 
 def look_at_layers(run: Run) -> dict[str, Any]:
@@ -80,11 +87,9 @@ def write(run: Run, metrics: dict[str, Any], layers: dict[str, Any]) -> None:
     records.append(folder / records.METRICS, metrics)
     if run.events is None:
         return
-    for name in ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s"):
-        if metrics[name] is not None:
-            run.events.add_scalar(name, metrics[name], epoch)
+    names = ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s")
+    values = {name: metrics[name] for name in names if metrics[name] is not None}
     for layer, about in layers.items():
         for name, value in about.items():
-            mean = value if name == "open" else value["mean"]
-            run.events.add_scalar(f"{name}/{layer}", mean, epoch)
-    run.events.flush()
+            values[f"{name}/{layer}"] = value if name == "open" else value["mean"]
+    run.events.write(values, epoch)

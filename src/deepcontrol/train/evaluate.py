@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Batch, Batches
-from ..metrics import ConfusionMatrix
+from ..metrics import ConfusionMatrix, sum_over_processes_
+from .faults import NotFiniteError
 from .objective import class_logits
 
 
@@ -23,14 +24,23 @@ def evaluate(
     Where several processes evaluate together, each its own share of every batch, all get the sum:
     every image has been counted once. `after_each` gets every batch with the model's outputs, and
     may raise.
+
+    NotFiniteError, in all of them, if a logit was not finite: the largest of NaNs is a class too,
+    and would be counted as a prediction.
     """
     matrix = ConfusionMatrix(len(batches.cache.classes), batches.device)
+    bad = torch.zeros((), dtype=torch.int64, device=batches.device)  # batches
     with evaluating(model, batches.device, autocast):
         for batch in batches.epoch():
             outputs = model(batch.images)
-            matrix.update(class_logits(outputs).argmax(1), batch.labels)
+            logits = class_logits(outputs)
+            bad += ~torch.isfinite(logits).all()
+            matrix.update(logits.argmax(1), batch.labels)
             after_each(batch, outputs)
     matrix.reduce()
+    sum_over_processes_(bad)
+    if bad:
+        raise NotFiniteError("the network's outputs on the validation images are not finite")
     return matrix
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpoint import LAST
+from ..sizes import Size
+from .checkpoint import BEST, LAST
 from .devices import peak_mib
 from .distributed import is_sharded, whole
 from .objective import Loss
@@ -18,12 +19,30 @@ class FaultError(Exception):
     """Training cannot go on, and why."""
 
 
-def not_finite(epoch: int, step: int, culprits: Sequence[str], run: Path) -> FaultError:
+class NotFiniteError(FaultError):
+    """A network whose outputs are infinite or no numbers."""
+
+
+def what_is_kept(run: Path) -> str:
+    """What a run that failed has left. Of `best` alone an evaluation is known to be finite."""
+    if not (run / LAST).exists():
+        return "nothing was saved yet"
+    best = f", {run / BEST} the best" if (run / BEST).exists() else ""
+    return f"{run / LAST} is the last checkpoint from before that{best}"
+
+
+def diverged(epoch: int, kept: str) -> FaultError:
+    """After an epoch of finite steps, with which the network still cannot be evaluated."""
+    advice = "A smaller --lr may help, in a new --out." if epoch else "It has not been trained yet."
+    return FaultError(
+        f"after epoch {epoch} the network's outputs on the validation images are not finite. "
+        f"Nothing of this epoch was written; {kept}. {advice}"
+    )
+
+
+def not_finite(epoch: int, step: int, culprits: Sequence[str], kept: str) -> FaultError:
     """After a step whose loss or gradient was not finite; culprits are those of each process."""
     found = [c if len(culprits) == 1 else f"process {i}: {c}" for i, c in enumerate(culprits) if c]
-    kept = "nothing was saved yet"
-    if (run / LAST).exists():
-        kept = f"{run / LAST} is the last good checkpoint"
     return FaultError(
         f"step {step} of epoch {epoch} is not finite: "
         f"{'; '.join(found) or 'but computed again it is, so some op is not deterministic'}. "
@@ -129,14 +148,20 @@ def out_of_memory(
     )
 
 
-def step_fits(model: nn.Module, loss: Loss, inputs: Tensor, targets: Sequence[Tensor]) -> bool:
-    """Whether forward and backward of these fit into memory; nothing of the attempt is left."""
+def out_of_memory_at_start(device: torch.device, size: Size, width: float) -> FaultError:
+    """While data and network were made ready: there is no step yet that could be tried."""
+    return FaultError(
+        f"out of memory on {device} before the first step, with images of {size[0]}x{size[1]} and "
+        f"a network of width {width:g}: choose a smaller --size, --width or --train-limit."
+    )
+
+
+def fits_in_memory(attempt: Callable[[], object]) -> bool:
+    """Whether it can be done; nothing of the attempt is left."""
     gc.collect()
-    if inputs.is_cuda:
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # does nothing where there is no GPU in use
     try:
-        value = loss(model(inputs), *targets)
-        torch.autograd.grad(value, [p for p in model.parameters() if p.requires_grad])
+        attempt()
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             return False

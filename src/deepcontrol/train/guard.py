@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from .distributed import Group, whole
+from .distributed import Group, own_part
 
 
 class Guard:
@@ -26,10 +26,15 @@ class Guard:
         optimiser.found_inf, optimiser.grad_scale = self.bad, None  # type: ignore[attr-defined]
 
     def __call__(self, loss: Tensor) -> Tensor:
-        loss = self.group.mean(loss)  # over all processes, so that they decide alike
-        norm = whole(get_total_norm([p.grad for p in self._parameters if p.grad is not None]))
-        finite = torch.isfinite(loss) & torch.isfinite(norm)
-        self.bad.copy_(torch.maximum(self.bad, (~finite).float()))
+        gradients = [own_part(p.grad) for p in self._parameters if p.grad is not None]
+        # The largest magnitude, since the squares of finite numbers can overflow.
+        largest = get_total_norm([g for g in gradients if g.numel()], torch.inf)
+        bad = ~(torch.isfinite(loss) & torch.isfinite(largest))
+        # Over all processes, so that they decide alike. Bad ones are counted: the largest of the
+        # processes' values would not have to be NaN where one is.
+        loss, bad = self.group.mean(torch.stack([loss, bad.to(loss.dtype)]))
+        bad = (bad > 0) | ~torch.isfinite(loss)
+        self.bad.copy_(torch.maximum(self.bad, bad.float()))
         self.good_steps.add_(1 - self.bad)
         return loss
 

@@ -32,8 +32,10 @@ class RunInUseError(OSError):
 def locked(run: Path) -> Iterator[None]:
     """Hold the run folder for the time of the block, or say who holds it: RunInUseError."""
     run.mkdir(parents=True, exist_ok=True)
-    # "a": the file must not be emptied before the lock is ours, as it names the holder.
-    with (run / "lock").open("a+") as file:
+    # Not emptied before the lock is ours, as it names the holder; and no link is followed, since a
+    # run folder may come from elsewhere.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with open(os.open(run / "lock", flags, 0o666), "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,7 +11,7 @@ from .config import Train
 from .devices import choose_device, peak_mib, set_up
 from .distributed import Group, joined
 from .epoch import close_epoch
-from .faults import is_out_of_memory
+from .faults import is_out_of_memory, out_of_memory_at_start
 from .interrupts import Stopped, interrupts
 from .lock import RunInUseError, locked
 from .progress import Show, step_words
@@ -35,6 +35,11 @@ def train(config: Train, console: Console) -> int:
         except Stopped as stopped:
             show.say(f"{stopped}: there was nothing to save yet.")
             return stopped.exit_code
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # A run that was opened has its own words for it.
+            raise out_of_memory_at_start(group.device, config.size, config.width) from error
 
 
 def train_run(run: Run) -> int:
@@ -90,7 +95,7 @@ def train_rest_of_epoch(run: Run) -> None:
             value = run.gauge.read_after(loss)
             raise_if_not_finite(run, seen=value)
             rate, memory = position.images / position.seconds, peak_mib(run.group.device)
-            words = step_words(value.loss, rate, memory, run.images_left)
+            words = step_words(value.loss, rate, memory, run.work_left(rate))
             run.show.advance(position.step, words)
             run.saver.check()
             run.stop_if_asked()

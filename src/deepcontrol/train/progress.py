@@ -38,8 +38,12 @@ class Show:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        if self.speaks:
+        if not self.speaks:
+            return
+        try:
             self.console.print(escape(text), highlight=False, soft_wrap=True)
+        except (OSError, SystemExit):  # rich would leave when nobody reads any more
+            self.speaks = False  # the run goes on, and metrics.jsonl says the same
 
     def begin(self, what: str, total: int) -> None:
         """A new bar in the place of the old one."""

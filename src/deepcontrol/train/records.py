@@ -12,17 +12,7 @@ DIVERGED = "diverged.json"  # there if a step was not finite: which one
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Add a line, and wait until the disk has it."""
-    line = json.dumps(record) + "\n"
-    try:
-        with path.open("a") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise OSError(
-            f"{path} could not be written ({error.strerror}). It needs {len(line)} bytes more. "
-            "The checkpoints are as they were."
-        ) from error
+    _write(path, os.O_APPEND, json.dumps(record) + "\n")
 
 
 def truncate(path: Path, epoch: int) -> None:
@@ -48,8 +38,21 @@ def read(path: Path) -> list[dict[str, Any]]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place, sync and rename it: the old text or the new one is there."""
     fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    fresh.unlink(missing_ok=True)
+    _write(fresh, os.O_EXCL, text)
     fresh.replace(path)
+
+
+def _write(path: Path, flags: int, text: str) -> None:
+    """Until the disk has it. A link is not followed: a run folder may come from elsewhere."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flags, 0o666)
+        with open(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(handle)
+    except OSError as error:
+        raise OSError(
+            f"{path} could not be written ({error.strerror}). It needs {len(text)} bytes more. "
+            "The checkpoints are as they were."
+        ) from error

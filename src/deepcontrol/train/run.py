@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.tensorboard import SummaryWriter
 
 from .. import __version__
 from ..data import Batch, Batches
 from ..optim import sgd
 from . import records
 from .build import build_data, build_model, build_objective, open_sources
-from .checkpoint import load_last
+from .checkpoint import CheckpointError, load_last
 from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast
 from .distributed import Group, shard_
+from .events import Events
+from .fingerprint import Fingerprints, check_same_data, fingerprints
 from .guard import Gauge, Guard
 from .interrupts import Interrupts, Stopped
 from .objective import Objective
@@ -53,10 +54,11 @@ class Run:
     position: Position
     saver: Saver
     watch: Watch
-    events: SummaryWriter | None  # of the process that leads
+    events: Events | None  # of the process that leads
 
     def __post_init__(self) -> None:
         self.first_step = self.steps_done  # of this process's steps
+        self.closing_seconds = 0.0  # taken by the last epoch's evaluation and what follows it
         self.loss_sum = torch.tensor(
             self.position.loss_sum, dtype=torch.float64, device=self.group.device
         )
@@ -71,6 +73,11 @@ class Run:
         """To be seen until the end of the run."""
         epochs = self.config.epochs - self.position.epoch
         return epochs * len(self.train.cache) - self.position.images
+
+    def work_left(self, images_per_s: float) -> int:
+        """In images: with the evaluations, as what would be trained on in their time."""
+        evaluations = self.config.epochs - self.position.epoch
+        return self.images_left + round(evaluations * self.closing_seconds * images_per_s)
 
     @property
     def looks(self) -> bool:
@@ -130,8 +137,10 @@ def images_in(batches: Batches, number: int) -> int:
 @contextmanager
 def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iterator[Run]:
     """Build what the configuration names and go to where the run folder's checkpoint is."""
+    before: dict[str, Any] = {}
     if (config.out / CONFIG).exists():
-        check_unchanged(config, load_config(config.out)[0])
+        started, before = load_config(config.out)
+        check_unchanged(config, started)
     sources = open_sources(config)
 
     def decoding(name: str, done: int, total: int) -> None:
@@ -139,6 +148,8 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         noted.raise_if_any()  # it can take minutes
 
     train, val = build_data(config, sources, group, decoding)
+    data = group.from_first(fingerprints(train, val) if group.leads else {})
+    check_same_data(config.out, data, before)
     model = build_model(config, len(sources.train.classes)).to(group.device)
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -149,6 +160,8 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     position = Position()
     if checkpoint is not None:
         position = restore(checkpoint, model, optimiser, group)
+        if position.step > len(train):  # all steps may be done, and the evaluation not yet
+            raise CheckpointError(f"no step {position.step} in an epoch of {len(train)}")
     guard = Guard(optimiser, group)
     objective = build_objective(config, train.cache, group.device)
     autocast = choose_autocast(config.precision, group.device)
@@ -157,11 +170,11 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     step = TrainingStep(wrapped, objective.loss, optimiser, engine, autocast, guard)
     events = None
     if group.leads:
-        save_config(config, derived(config, model, train, val), about())
+        save_config(config, derived(config, model, train, val, data), about())
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
         (config.out / records.DIVERGED).unlink(missing_ok=True)  # it is tried again
-        events = SummaryWriter(str(config.out), purge_step=position.epoch + 1)
+        events = Events(config.out, position.epoch + 1, show.say)
     saver = Saver(config.out)
     try:
         yield Run(
@@ -198,7 +211,9 @@ def wrap(model: nn.Module, config: Train, group: Group) -> nn.Module:
     return DistributedDataParallel(model) if group.world > 1 else model
 
 
-def derived(config: Train, model: nn.Module, train: Batches, val: Batches) -> Mapping[str, Any]:
+def derived(
+    config: Train, model: nn.Module, train: Batches, val: Batches, data: Fingerprints
+) -> Mapping[str, Any]:
     """What follows from the configuration and the data, for those who read the run folder."""
     return {
         "lr": config.rate,
@@ -208,6 +223,7 @@ def derived(config: Train, model: nn.Module, train: Batches, val: Batches) -> Ma
         "steps_per_epoch": len(train),
         "train_images": len(train.cache),
         "val_images": len(val.cache),
+        "fingerprints": data,
     }
 
 

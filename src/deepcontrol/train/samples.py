@@ -36,7 +36,10 @@ def sample_sheet(
 
 
 def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
+    if path.parent.is_symlink():  # a run folder may come from elsewhere
+        raise OSError(f"{path.parent} is a link: pictures go into the run folder itself")
     path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
     Image.fromarray(pixels).save(path)
 
 

@@ -1,7 +1,7 @@
 """A run's state as a checkpoint, written by a thread while training goes on."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,17 @@ class Position:
     best_error: float = float("inf")
     best_epoch: int = -1
 
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "Position":
+        """From a checkpoint: ValueError unless it is one."""
+        position = cls(**values)
+        for field in fields(cls):
+            value = getattr(position, field.name)
+            least = -1 if field.name in ("epoch", "best_epoch") else 0
+            if type(value) is not field.type or (field.name != "loss_sum" and not value >= least):
+                raise ValueError(f"{field.name} cannot be {value!r}")
+        return position
+
 
 def snapshot(
     model: nn.Module, optimiser: torch.optim.Optimizer, position: Position, group: Group
@@ -37,7 +48,7 @@ def snapshot(
     state = {
         "format": FORMAT,
         "position": asdict(position),
-        "optimiser": _copied(whole(optimiser.state_dict())),
+        "optimiser": _copied(whole(optimiser.state_dict()["state"])),
         "rng": group.gathered(_rng(group.device)),
     }
     return Checkpoint(_copied(whole(model.state_dict())), state)
@@ -46,23 +57,48 @@ def snapshot(
 def restore(
     checkpoint: Checkpoint, model: nn.Module, optimiser: torch.optim.Optimizer, group: Group
 ) -> Position:
-    """Put a run back to where a snapshot was taken."""
+    """Put a run back to where a snapshot was taken; CheckpointError if it cannot be one.
+
+    Nothing in the file is taken on trust: an optimiser with a buffer of a wrong size would write
+    over memory that is not its own. Hyperparameters are the configuration's, not the file's.
+    """
     state = checkpoint.state
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"a checkpoint of format {state.get('format')}, not {FORMAT}")
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != FORMAT:
+        raise CheckpointError(f"a checkpoint of format {found}, not {FORMAT}")
     load_weights(model, checkpoint.model)
+    try:
+        position = Position.of(state["position"])
+        _restore_optimiser(optimiser, state["optimiser"])
+        _restore_rng(state["rng"], group)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint is not of this run: {error!r}") from error
+    return position
+
+
+def _restore_optimiser(optimiser: torch.optim.Optimizer, state: dict[int, Any]) -> None:
     parameters = [p for g in optimiser.param_groups for p in g["params"]]
-    for index, of_one in state["optimiser"]["state"].items():
+    restored: dict[int, dict[str, Any]] = {}
+    for index, of_one in state.items():
+        if type(index) is not int or not 0 <= index < len(parameters):
+            raise ValueError(f"there is no parameter {index!r}")
+        like = parameters[index]
+        restored[index] = {}
         for name, value in of_one.items():
-            if isinstance(value, Tensor):
-                of_one[name] = sharded_like(value, parameters[index])
-    optimiser.load_state_dict(state["optimiser"])
-    if group.rank < len(state["rng"]):  # fewer, if the run had fewer processes then
-        cpu, cuda = state["rng"][group.rank]
-        torch.set_rng_state(cpu)
-        if cuda is not None and group.device.type == "cuda":
-            torch.cuda.set_rng_state(cuda, group.device)
-    return Position(**state["position"])
+            fits = isinstance(value, Tensor) and value.shape in (like.shape, torch.Size())
+            if value is not None and not (fits and value.dtype == like.dtype):
+                raise ValueError(f"{name} of parameter {index} does not fit it")
+            restored[index][name] = None if value is None else sharded_like(value, like)
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": restored})
+
+
+def _restore_rng(states: list[tuple[Tensor, Tensor | None]], group: Group) -> None:
+    if group.rank >= len(states):  # the run had fewer processes then
+        return
+    cpu, cuda = states[group.rank]
+    torch.set_rng_state(cpu)
+    if cuda is not None and group.device.type == "cuda":
+        torch.cuda.set_rng_state(cuda, group.device)
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
@@ -85,6 +121,7 @@ class Saver:
         self.run = run
         self._pool = ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
+        self._has_written = False
 
     def save(self, checkpoint: Checkpoint, is_best: bool = False) -> None:
         """Start to write `last`, and before it `best`, once what was being written is."""
@@ -111,7 +148,8 @@ class Saver:
         if is_best:
             about = {k: checkpoint.state[k] for k in ("format", "position")}
             save_best(self.run, Checkpoint(checkpoint.model, about))
-        save_last(self.run, checkpoint)
+        save_last(self.run, checkpoint, last_is_whole=self._has_written)
+        self._has_written = True
 
 
 def _copied(value: Any) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..models.blocks import FilterResponseNorm2d
 from ..nn import AGCConv2d, AGCConvPool2d
+from ..nn.conv import padded
 from ..ops import center_bias_act, gain_conv
 from .distributed import Group, whole
 
@@ -85,7 +86,7 @@ def unpooled(neuron: AGCConvPool2d, input: Tensor) -> Tensor:
     weight, gain, bias, lam = (
         whole(p) for p in (neuron.weight, neuron.gain, neuron.bias, neuron.mean_scale)
     )
-    x, padding = neuron._padded(input)
+    x, padding = padded(neuron, input)
     v = gain_conv(x, weight, gain, neuron.stride, padding, neuron.dilation, neuron.groups)
     return center_bias_act(v, bias, lam, neuron.activation, overwrite=True)
 

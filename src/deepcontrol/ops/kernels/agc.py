@@ -63,9 +63,6 @@ def plan(n: int, c: int, p: int, channels_last: bool, multiprocessors: int) -> P
     )
 
 
-_remembered_plan = functools.cache(plan)  # an eager step asks for the same ones again and again
-
-
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
@@ -151,54 +148,72 @@ def backward(
     return dz, dgamma, dbeta, dlam
 
 
+class Geometry:
+    """Maps of one shape and layout, cut: how many of everything, and what each kernel is told."""
+
+    def __init__(self, maps: Tensor, cut: Plan | None, device: torch.device) -> None:
+        n, c, p = maps.shape[0], maps.shape[1], positions(maps)
+        strides = map_strides(maps)
+        if strides is None:
+            raise ValueError(f"no kernel for strides {maps.stride()}")  # backend.py asks first
+        sn, sc, sp = strides
+        self.cut = cut = cut or plan(n, c, p, bool(sc == 1), _multiprocessors(device))
+        self.groups = divide(c, cut.block_c)
+        self.units = n * self.groups
+        blocks = divide(p, cut.block_p)
+        self.parts, self.tiles = divide(blocks, cut.part_steps), divide(blocks, cut.tile_steps)
+        even = c % cut.block_c == 0 and p % cut.block_p == 0
+        common = dict(
+            C=c, P=p, groups=self.groups, parts=self.parts, sn=sn, sc=sc, sp=sp,
+            PACK=packing(maps), BLOCK_P=cut.block_p, BLOCK_C=cut.block_c, num_warps=cut.warps,
+            ROWS=min(cut.block_p, max(1, 256 * cut.warps // cut.block_c)),
+        )  # fmt: skip
+        # EVEN: without masks, where every program of the launch is full.
+        self.of_sum = dict(
+            common, steps=cut.part_steps, EVEN=bool(even and blocks % cut.part_steps == 0)
+        )
+        self.of_rewrite = dict(
+            common, steps=cut.tile_steps, tiles=self.tiles, ALONE=cut.alone,
+            EVEN=bool(even and blocks % cut.tile_steps == 0),
+            BLOCK_T=power_of_2(self.parts, 4096 // cut.block_c),
+        )  # fmt: skip
+
+
+def _geometry(maps: Tensor, cut: Plan | None, traced: bool) -> Geometry:
+    if traced:  # sizes may be symbols, which cannot be remembered
+        return Geometry(maps, cut, maps.device)
+    return _remembered(maps.shape, maps.stride(), maps.device, cut)
+
+
+@functools.lru_cache(maxsize=4096)  # an eager step asks for the same ones again and again
+def _remembered(
+    shape: torch.Size, strides: tuple[int, ...], device: torch.device, cut: Plan | None
+) -> Geometry:
+    return Geometry(torch.empty_strided(shape, strides, device="meta"), cut, device)
+
+
 class Launches:
     """The launches over maps (N, C, *) that are all laid out alike; traced: a compiler watches."""
 
     def __init__(
         self, maps: Tensor, cut: Plan | None, traced: bool, may_be_alone: bool = True
     ) -> None:
-        n, c, p = maps.shape[0], maps.shape[1], positions(maps)
-        strides = map_strides(maps)
-        if strides is None:
-            raise ValueError(f"no kernel for strides {maps.stride()}")  # backend.py asks first
-        sn, sc, sp = strides
-        if cut is None:
-            find = plan if traced else _remembered_plan
-            cut = find(n, c, p, bool(sc == 1), _multiprocessors(maps.device))
-        if cut.alone and not may_be_alone:
-            cut = replace(cut, alone=False)
-        self.maps, self.cut, self.traced = maps, cut, traced
-        self.groups = divide(c, cut.block_c)
-        self.units = n * self.groups
-        blocks = divide(p, cut.block_p)
-        self.parts, self.tiles = divide(blocks, cut.part_steps), divide(blocks, cut.tile_steps)
-        even = c % cut.block_c == 0 and p % cut.block_p == 0
-        self.geometry = dict(
-            C=c, P=p, groups=self.groups, parts=self.parts, sn=sn, sc=sc, sp=sp,
-            PACK=packing(maps), BLOCK_P=cut.block_p, BLOCK_C=cut.block_c, num_warps=cut.warps,
-            ROWS=min(cut.block_p, max(1, 256 * cut.warps // cut.block_c)),
-        )  # fmt: skip
-        # Without masks, where every program of the launch is full.
-        self.even_parts = bool(even and blocks % cut.part_steps == 0)
-        self.even_tiles = bool(even and blocks % cut.tile_steps == 0)
+        geometry = _geometry(maps, cut, traced)
+        if geometry.cut.alone and not may_be_alone:
+            geometry = _geometry(maps, replace(geometry.cut, alone=False), traced)
+        self.maps, self.traced, self.geometry, self.cut = maps, traced, geometry, geometry.cut
+        self.units, self.groups, self.parts = geometry.units, geometry.groups, geometry.parts
 
     def partial_sums(self) -> Tensor:
         count = self.units * self.parts * self.cut.block_c
         return self.maps.new_empty(1 if self.cut.alone else count, dtype=torch.float32)
 
     def sum(self, **arguments: Any) -> None:
-        self.run(
-            agc_sum_kernel, self.units * self.parts, steps=self.cut.part_steps,
-            EVEN=self.even_parts, **self.geometry, **arguments,
-        )  # fmt: skip
+        self.run(agc_sum_kernel, self.units * self.parts, **self.geometry.of_sum, **arguments)
 
     def rewrite(self, kernel: Any, **arguments: Any) -> None:
-        self.run(
-            kernel, self.units * self.tiles, steps=self.cut.tile_steps, tiles=self.tiles,
-            ALONE=self.cut.alone, EVEN=self.even_tiles,
-            BLOCK_T=power_of_2(self.parts, 4096 // self.cut.block_c),
-            **self.geometry, **arguments,
-        )  # fmt: skip
+        geometry = self.geometry
+        self.run(kernel, self.units * geometry.tiles, **geometry.of_rewrite, **arguments)
 
     def sums(
         self, mean: Tensor, dgamma: Tensor | None, dbeta: Tensor, dlam: Tensor

@@ -1,0 +1,171 @@
+"""Which module takes whose output: what must be known before two modules can become one.
+
+torch.fx follows the calls through a model's own Python. Where it cannot (control flow that depends
+on the data), each part is followed by itself, and in an nn.Sequential the order says it. Whatever
+is not followed counts as UNSEEN, so that doubt always keeps two modules apart.
+"""
+
+import itertools
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from ..nn import AGC1d, AGC2d, AGC3d, AGCLinear
+from .tree import parents
+
+_LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
+_AVERAGES = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_FUNCTIONAL_AVERAGES = tuple(getattr(nn.functional, f"adaptive_avg_pool{d}d") for d in (1, 2, 3))
+
+
+class Other(Enum):
+    """A neighbour that is not a module."""
+
+    UNSEEN = "a function, an input or output, or code that was not followed"
+    GLOBAL_MEAN = "the mean of each map"
+
+
+Neighbour = nn.Module | Other
+
+
+@dataclass
+class Links:
+    """For each module, over all its calls: whose output it takes, and who takes its output."""
+
+    before: dict[nn.Module, set[Neighbour]] = field(default_factory=lambda: defaultdict(set))
+    after: dict[nn.Module, set[Neighbour]] = field(default_factory=lambda: defaultdict(set))
+
+    def connect(self, giver: Neighbour, taker: Neighbour) -> None:
+        if isinstance(giver, nn.Module):
+            self.after[giver].add(taker)
+        if isinstance(taker, nn.Module):
+            self.before[taker].add(giver)
+
+    def only_before(self, module: nn.Module) -> nn.Module | None:
+        return _only(self.before[module])
+
+    def only_after(self, module: nn.Module) -> nn.Module | None:
+        return _only(self.after[module])
+
+    def meets_global_mean(self, module: nn.Module) -> bool:
+        """Whether the mean of the module's maps is taken right after it."""
+        return any(_averages(taker) for taker in self.after[module])
+
+
+def find_links(model: nn.Module, wanted: Iterable[nn.Module]) -> Links:
+    """The links of a model, followed as far as the wanted modules need it."""
+    links = Links()
+    _explore(model, set(wanted), links, parents(model))
+    return links
+
+
+def _explore(
+    root: nn.Module,
+    wanted: set[nn.Module],
+    links: Links,
+    held_by: dict[nn.Module, list[nn.Module]],
+) -> None:
+    """Follow the calls within root; what stays unfollowed, within each of its children."""
+    found = _traced(root)
+    if not found.before and is_plain_sequential(root):
+        found = _in_order(root)
+    inside = set(root.modules())
+    called = set(found.before) - set(links.before)
+    for module in called:
+        for giver in found.before[module]:
+            links.connect(giver, module)
+        for taker in found.after[module]:
+            links.connect(module, taker)
+        if not inside.issuperset(held_by[module]):  # somebody outside can call it as well
+            links.connect(Other.UNSEEN, module)
+            links.connect(module, Other.UNSEEN)
+    for child in root.children():
+        if not isinstance(child, _LEAVES) and wanted & set(child.modules()) - set(links.before):
+            _explore(child, wanted, links, held_by)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _LEAVES) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _traced(root: nn.Module) -> Links:
+    """The links that torch.fx sees; none if it cannot follow root's code."""
+    links = Links()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a model's own, about proxies that it cannot judge
+            graph = _Tracer().trace(root)
+    except Exception:  # whatever a model's code raises when its input has no values
+        return links
+    for node in graph.nodes:
+        if node.op == "get_attr":  # a parameter read by its name: its owner is not just called
+            owner = root.get_submodule(node.target.rpartition(".")[0])
+            links.connect(owner, Other.UNSEEN)
+            links.connect(Other.UNSEEN, owner)
+        elif not _is_identity(node, root):
+            for source in node.all_input_nodes:
+                while _is_identity(source, root):
+                    source = source.all_input_nodes[0]
+                links.connect(_neighbour(source, root), _neighbour(node, root))
+    return links
+
+
+def _neighbour(node: fx.Node, root: nn.Module) -> Neighbour:
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))
+    return Other.GLOBAL_MEAN if _is_global_mean(node) else Other.UNSEEN
+
+
+def _is_identity(node: fx.Node, root: nn.Module) -> bool:
+    return node.op == "call_module" and type(_neighbour(node, root)) is nn.Identity
+
+
+def _is_global_mean(node: fx.Node) -> bool:
+    if node.target in _FUNCTIONAL_AVERAGES:
+        return _is_one(node.kwargs.get("output_size", node.args[-1]))
+    if node.target not in ("mean", torch.mean):
+        return False
+    dims: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else ())
+    return isinstance(dims, (tuple, list)) and set(dims) in ({2, 3}, {-1, -2}, {2, 3, 4})
+
+
+def _averages(taker: Neighbour) -> bool:
+    return taker is Other.GLOBAL_MEAN or (
+        isinstance(taker, _AVERAGES) and _is_one(taker.output_size)
+    )
+
+
+def _is_one(size: Any) -> bool:
+    return set(size) == {1} if isinstance(size, (tuple, list)) else size == 1
+
+
+def is_plain_sequential(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _in_order(root: nn.Module) -> Links:
+    """The links of an nn.Sequential, which calls its children one after the other."""
+    links = Links()
+    # By name, since children() leaves out the second of two places that share a module.
+    layers = [layer for layer in root._modules.values() if type(layer) is not nn.Identity]
+    chain: list[Any] = [Other.UNSEEN, *layers, Other.UNSEEN]
+    for giver, taker in itertools.pairwise(chain):
+        links.connect(giver, taker)
+    return links
+
+
+def _only(neighbours: set[Neighbour]) -> nn.Module | None:
+    """The module that is the one neighbour in all calls, or None."""
+    if len(neighbours) != 1:
+        return None
+    (neighbour,) = neighbours
+    return neighbour if isinstance(neighbour, nn.Module) else None
