@@ -77,6 +77,18 @@ def test_directions(path: Path) -> None:
             )
 
 
+def test_training_needs_nothing_to_draw_with() -> None:
+    """A machine that only trains may be without these; the command line must start there."""
+    absent = ("matplotlib", "tensorboard", "jinja2", "ray")
+    script = f"""
+import sys
+for name in {absent}:
+    sys.modules[name] = None
+import deepcontrol.cli, deepcontrol.study.worker
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def torch_and_what_it_needs() -> set[str]:
     """The distributions that `pip install torch` would bring, torch included."""
     found, todo = set(), ["torch"]

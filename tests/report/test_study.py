@@ -1,6 +1,7 @@
 """A study's page from made-up runs: no training, no torch."""
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,15 @@ def make_study(folder: Path, **changes: Any) -> Path:
         "format": 1,
         "protocol": {"name": "camvid", "data": "camvid", "size": [256, 512], "width": 1.0,
                      "epochs": 150, "train_limit": None},
+        "preset_epochs": 150,
         "seeds": 2,
         "command": "deepcontrol reproduce --preset camvid --out runs/study",
         "claims": claims,
+        "grid": [
+            {"batch": 8, "rate": 0.16, "error": "10.20 ± 0.10", "is_best": True},
+            {"batch": 8, "rate": 0.64, "error": "1 of 3 diverged", "is_best": False},
+            {"batch": 1, "rate": 0.02, "error": "10.30 ± 0.10", "is_best": False},
+        ],
         "panels": [
             {"letter": letter, "title": f"title {letter}", "lines": lines if letter != "d" else [],
              "metric": metrics.get(letter, "val_error")}
@@ -73,6 +80,7 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
         "camvid at 256x512, 150 epochs, 2 seeds", "AGC: 9.90 ± 0.10 %", "within 1 points of 0",
         "deepcontrol reproduce --preset camvid --out runs/study",
         "deepcontrol train --out runs/bn-s1", "exit code 1: <b>no data</b>",
+        "rate 0.64", "1 of 3 diverged",
     ):  # fmt: skip
         assert text in page.text, text
     assert {tag for tag, _ in page.found}.isdisjoint({"b", "script", "link", "iframe"})
@@ -82,6 +90,14 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
     )
     table = (folder / "verdicts.md").read_text()
     assert "| **not-reproduced** It is not reproduced | 9.73 % | AGC: 9.90 ± 0.10 %; BN:" in table
+
+
+def test_other_epochs_than_the_preset_has_are_said(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", preset_epochs=300)
+    assert main(["report", str(folder)]) == 0
+    for name in ("index.html", "verdicts.md"):
+        text = unescape((folder / name).read_text())
+        assert "150 epochs in place of the preset's 300, 2 seeds" in text
 
 
 def test_a_study_of_which_nothing_has_run(tmp_path: Path) -> None:

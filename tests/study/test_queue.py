@@ -1,5 +1,6 @@
 """The queue, with an executor that trains nothing."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -22,7 +23,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def jobs(out: Path, count: int = 4) -> list[Job]:
-    return plan(CLAIMS, PRESETS["quick"], out, None)[:count]
+    return plan(CLAIMS, PRESETS["camvid"], out, None)[:count]
 
 
 def write(job: Job, epoch: int) -> None:
@@ -139,6 +140,27 @@ def test_nothing_starts_after_the_deadline_or_a_signal(tmp_path: Path) -> None:
         assert executor.stopped
         assert executor.started == []
         assert states(queue) == ["stopped"] * 4
+
+
+def test_after_the_last_start_runs_end_and_none_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(100)
+    monkeypatch.setattr(queue_.time, "monotonic", lambda: next(clock))
+    queue, executor = Queue(jobs(tmp_path), tmp_path), Instant({})
+    queue.run(executor, Interrupts(), deadline=math.inf, last_start=101)
+    assert states(queue) == ["done", "done", "stopped", "stopped"]
+    assert len(executor.started) == 2
+
+
+def test_each_run_that_is_over_is_told_of_once(tmp_path: Path) -> None:
+    first, second, third = jobs(tmp_path, 3)
+    finish(first)
+    told: list[Job] = []
+    queue = Queue([first, second, third], tmp_path, over=told.append)
+    assert told == []  # a queue that is only looked at does nothing
+    queue.run(Instant({third.name: fail}), Interrupts(), math.inf)
+    assert told == [first, second]
 
 
 def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from deepcontrol.cli import main, parse
 from deepcontrol.study.claims import CLAIMS
+from deepcontrol.study.figure import PANELS
 from deepcontrol.study.jobs import command, plan
 from deepcontrol.study.local import find_slots
 from deepcontrol.study.presets import PRESETS
@@ -71,8 +72,18 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for again_ in (study(out), study(packed)):
         assert again_["claims"] == before["claims"]
     assert (packed / "index.html").read_text().count("<img") == html.count("<img")
-    assert str(tmp_path) not in (packed / "runs" / NAMES[0] / "config.json").read_text()
-    assert not (packed / "runs" / NAMES[0] / "last").exists()
+    for path in packed.rglob("*.json"):
+        assert str(tmp_path) not in path.read_text(), path
+    assert all(not (out / "runs" / name / "last").exists() for name in NAMES)  # results are small
+    epochs = [
+        json.loads(line)["epoch"]
+        for line in (packed / "runs" / NAMES[0] / "layers.jsonl").read_text().splitlines()
+    ]
+    assert epochs == [0, 2]
+    # A packed study is one: elsewhere it goes on, with nothing to repeat.
+    assert reproduce(packed) == 0
+    assert states(packed) == dict.fromkeys(NAMES, "done")
+    assert study(packed)["command"] == "deepcontrol reproduce --preset quick --out packed"
 
 
 def test_interrupted(tmp_path: Path) -> None:
@@ -111,6 +122,24 @@ def test_one_run_that_cannot_work_leaves_the_rest(
     assert (out / "figures" / "figure1.png").stat().st_size > 10_000
 
 
+def test_without_anything_to_draw_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in [name for name in sys.modules if name.startswith("deepcontrol.report.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "study"
+    assert reproduce(out, "--minutes", "0") == 0
+    assert f"`deepcontrol report {out}` makes it elsewhere" in capsys.readouterr().out
+    assert states(out) == dict.fromkeys(NAMES, "waiting")
+
+
+def test_checkpoints_can_be_kept(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    assert reproduce(out, "--keep-checkpoints") == 0
+    assert all((out / "runs" / name / "best" / "model.safetensors").exists() for name in NAMES)
+
+
 def test_minutes_stop_runs_that_are_under_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,7 +164,15 @@ def test_every_preset_is_a_plan(tmp_path: Path) -> None:
         assert len(claims) == len(preset.claims)
         jobs = plan(claims, preset, tmp_path, None)
         assert len({job.name for job in jobs}) == len(jobs)
-        assert [job.seed for job in jobs] == sorted(job.seed for job in jobs)
+
+
+def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> None:
+    jobs = plan(CLAIMS, PRESETS["camvid"], tmp_path, None)
+    drawn = {arm for panel in PANELS for arm in panel.lines}
+    order = [(job.arm not in drawn, job.seed) for job in jobs]
+    assert order == sorted(order)
+    assert {job.arm for job in jobs[:6]} == {*PANELS[0].lines, *PANELS[1].lines}
+    assert (len(drawn), len({job.arm for job in jobs})) == (12, 22)
 
 
 def test_only_and_what_it_refuses(tmp_path: Path) -> None:
@@ -143,6 +180,22 @@ def test_only_and_what_it_refuses(tmp_path: Path) -> None:
     assert [claim.id for claim in asked.claims] == ["fig1b", "fig1a", "speed"]
     with pytest.raises(ValueError, match="no claim fig9"):
         Reproduce(out=tmp_path, only=("fig9",))
+    with pytest.raises(ValueError, match="--last-start cannot be -1"):
+        Reproduce(out=tmp_path, last_start=-1)
+
+
+def test_the_command_of_a_study_makes_that_study(tmp_path: Path) -> None:
+    asked = Reproduce(
+        out=tmp_path / "x", preset="camvid", only=("fig1a", "fig1b"), seeds=5, epochs=60,
+        data_root=tmp_path / "images", minutes=9, slots=3,
+    )  # fmt: skip
+    typed = parse(asked.command[1:])
+    assert typed == Reproduce(
+        out=Path("x"), preset="camvid", only=("fig1a,fig1b",), seeds=5, epochs=60,
+        data_root=Path("images"),
+    )  # fmt: skip
+    assert isinstance(typed, Reproduce)
+    assert typed.claims == asked.claims
 
 
 def test_slots_share_gpus_and_cores() -> None:

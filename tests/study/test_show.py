@@ -7,16 +7,17 @@ from rich.console import Console
 
 from deepcontrol.study.claims import CLAIMS, judge
 from deepcontrol.study.jobs import Progress, plan
-from deepcontrol.study.presets import PRESETS
 from deepcontrol.study.queue import Queue, State
 from deepcontrol.study.rules import Evidence
+from deepcontrol.study.settings import Reproduce
 from deepcontrol.study.show import Show, table_of_verdicts
 
 STATES: tuple[State, ...] = ("done", "diverged", "running", "waiting", "failed")
 
 
 def queue(out: Path) -> Queue:
-    made = Queue(plan(CLAIMS, PRESETS["quick"], out, None)[: len(STATES)], out)
+    asked = Reproduce(out=out)
+    made = Queue(plan(asked.claims, asked.protocol, out, None)[: len(STATES)], out)
     for entry, state in zip(made.entries.values(), STATES, strict=True):
         entry.state, entry.where, entry.progress = state, "gpu 1", Progress(7, 0.125, None)
         entry.fault = "exit code 1: out of [memory]"
@@ -46,7 +47,7 @@ def test_a_terminal_has_a_table_of_all_runs(tmp_path: Path) -> None:
 def test_a_log_has_a_line_for_each_change(tmp_path: Path) -> None:
     lines = shown(tmp_path, terminal=False).splitlines()
     assert len(lines) == len(STATES)
-    assert lines[0] == "0:00  segnet-agc-b1-lr0.02-s0: done (epoch 7, error 12.50%)"
+    assert lines[0] == "0:00  segnet-agc-b1-lr0.08-s0: done (epoch 7, error 12.50%)"
 
 
 def test_verdicts_fit_a_log() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -267,6 +268,14 @@ def test_a_full_disk_under_tensorboard_ends_tensorboard_alone(
         patch.setattr(SummaryWriter, "close", full)
         events.close()
     assert said == ["TensorBoard stopped: [Errno 28] No space left on device"]
+
+
+def test_without_tensorboard(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    train_here(run, epochs=1)
+    assert capsys.readouterr().out.count("nothing is written for TensorBoard: ") == 1
 
 
 def test_of_concurrent_starts_exactly_one_proceeds(run: Path) -> None:

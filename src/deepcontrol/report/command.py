@@ -8,10 +8,8 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from .page import write_page
 from .runs import read_runs
 from .study import is_study
-from .study_page import write_study_page
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,10 @@ class Report:
 
 
 def run_report(command: Report, console: Console) -> int:
+    # Here, since a machine that only trains may be without matplotlib, which is slow to load too.
+    from .page import write_page
+    from .study_page import write_study_page
+
     if not command.runs:
         raise ValueError("name a run folder to report on")
     if len(command.runs) == 1 and is_study(command.runs[0]):

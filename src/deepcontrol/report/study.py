@@ -35,6 +35,16 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """One batch at one rate."""
+
+    batch: int
+    rate: float
+    error: str
+    is_best: bool
+
+
+@dataclass(frozen=True)
 class Line:
     """A line of a panel: the same run over several seeds."""
 
@@ -66,8 +76,10 @@ class Entry:
 class Study:
     protocol: dict[str, Any]
     seeds: int
+    preset_epochs: int  # what the preset has, whatever was asked in their place
     command: str
     claims: list[Claim]
+    grid: list[Cell]
     panels: list[Panel]
     entries: list[Entry]
     samples: list[Run]  # whose pictures are shown
@@ -105,8 +117,13 @@ def _study(folder: Path, content: dict[str, Any]) -> Study:
     return Study(
         protocol=dict(content["protocol"]),
         seeds=int(content["seeds"]),
+        preset_epochs=int(content["preset_epochs"]),
         command=str(content["command"]),
         claims=[_claim(row) for row in content["claims"]],
+        grid=[
+            Cell(int(row["batch"]), float(row["rate"]), str(row["error"]), bool(row["is_best"]))
+            for row in content["grid"]
+        ],
         panels=[
             Panel(
                 **_texts(row, "letter", "title", "metric"),

@@ -3,7 +3,7 @@
 Beside it lie the figures as files, and the verdicts as a table in Markdown.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from .depth import Scale, departure, draw_depth, draw_multiples
@@ -12,7 +12,7 @@ from .layers import track
 from .page import environment, sections
 from .panels import draw_figure_1, draw_one
 from .pictures import picture_uri
-from .study import Study, read_study
+from .study import Cell, Study, read_study
 from .summary import shown, summarise
 
 HOLDS = {"reproduced": "holds", "not reproduced": "fails", "undecided": "undecided"}
@@ -34,6 +34,8 @@ def write_study_page(folder: Path, out: Path) -> Path:
             counts=Counter(claim.verdict for claim in study.claims),
             finished=sum(entry.state in OVER for entry in study.entries),
             holds=HOLDS,
+            rates=sorted({cell.rate for cell in study.grid}),
+            grid=rows_of_grid(study),
             panels=[(panel, data_uri(draw_one(panel))) for panel in study.panels],
             section=section,
             pictures=pictures(study),
@@ -61,6 +63,14 @@ def write_figures(study: Study, folder: Path) -> None:
         save_figure(draw_multiples(lam, "lambda", 1.0), folder / "lambda-layers")
 
 
+def rows_of_grid(study: Study) -> dict[int, dict[float, Cell]]:
+    """Cells by batch and rate."""
+    rows: dict[int, dict[float, Cell]] = defaultdict(dict)
+    for cell in study.grid:
+        rows[cell.batch][cell.rate] = cell
+    return rows
+
+
 def pictures(study: Study) -> list[tuple[str, int, str]]:
     """Label, epoch and picture of the last sample of each run that is to be shown."""
     found = []
@@ -78,9 +88,14 @@ def protocol_words(study: Study) -> str:
     p = study.protocol
     limit = f", {shown(p['train_limit'])} images" if p.get("train_limit") else ""
     width = f", width {shown(p.get('width'))}" if p.get("width") != 1 else ""
+    times = p.get("rates_times", 1)
+    rates = f", at {shown(times)} times the paper's rates" if times != 1 else ""
+    other = p.get("epochs") != study.preset_epochs
+    instead = f" in place of the preset's {study.preset_epochs}" if other else ""
     return (
         f"{shown(p.get('data'))}{limit} at {shown(p.get('size'))}{width}, "
-        f"{shown(p.get('epochs'))} epochs, {study.seeds} seed{'s' * (study.seeds > 1)}"
+        f"{shown(p.get('epochs'))} epochs{instead}, "
+        f"{study.seeds} seed{'s' * (study.seeds > 1)}{rates}"
     )
 
 

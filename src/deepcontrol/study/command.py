@@ -3,25 +3,23 @@
 import math
 import os
 import shlex
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from ..bench.record import read_rows
-from ..report import write_study_page
 from ..train.interrupts import interrupts
 from . import record
 from .arms import Arm
 from .claims import Judged, judge
-from .jobs import LOGS, Job, finished_curve, plan
+from .grid import grid
+from .jobs import LOGS, Job, drop_checkpoints, finished_curve, plan
 from .local import Local, find_slots, visible_gpus
 from .measures import Curve
 from .pack import pack
@@ -33,23 +31,27 @@ from .show import Show, table_of_runs, table_of_verdicts
 
 def run_reproduce(settings: Reproduce, console: Console) -> int:
     """Train what is missing, judge what is there; returns the exit code."""
+    began = time.monotonic()
     protocol, out = settings.protocol, settings.out
     if not console.is_terminal:
         console.width = 140  # a log has no edge to fold a table at
     record.check_same(out, protocol)
     jobs = plan(settings.claims, protocol, out, settings.data_root)
     show = Show(console)
-    queue = Queue(jobs, out / LOGS, show.say, show.look)
+    over = (lambda job: None) if settings.keep_checkpoints else drop_checkpoints
+    queue = Queue(jobs, out / LOGS, show.say, show.look, over)
     if settings.dry_run:
         console.print(table_of_runs(queue, 0))
         return 0
     out.mkdir(parents=True, exist_ok=True)
-    minutes = math.inf if settings.minutes is None else settings.minutes
+    deadline, last_start = (
+        math.inf if minutes is None else began + 60 * minutes
+        for minutes in (settings.minutes, settings.last_start)
+    )
     with interrupts() as noted:
-        if minutes > 0 and queue.having("waiting"):
-            deadline = time.monotonic() + 60 * minutes
+        if settings.minutes != 0 and queue.having("waiting"):
             with show, executor(settings) as executes:
-                queue.run(executes, noted, deadline)
+                queue.run(executes, noted, deadline, last_start)
     judged, page = conclude(settings, queue)
     if settings.pack is not None:
         drawn, pictured = record.shown_runs(jobs, protocol)
@@ -63,12 +65,17 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     return 1 if queue.having("failed") else 0
 
 
-def conclude(settings: Reproduce, queue: Queue) -> tuple[list[Judged], Path]:
-    """The verdicts of the runs in a study's folder, and its page."""
-    judged = judge_all(settings, [entry.job for entry in queue.entries.values()])
-    words = shlex.join(["deepcontrol", *sys.argv[1:]])
-    record.write(settings.out, settings.protocol, words, queue, judged)
-    return judged, write_study_page(settings.out, settings.out)
+def conclude(settings: Reproduce, queue: Queue) -> tuple[list[Judged], str]:
+    """The verdicts of the runs in a study's folder, and where its page is, in words."""
+    evidence = find_evidence(settings, [entry.job for entry in queue.entries.values()])
+    judged = [judge(claim, evidence) for claim in settings.claims]
+    words = shlex.join(settings.command)
+    record.write(settings.out, settings.protocol, words, queue, judged, grid(evidence.curves))
+    try:
+        from ..report.study_page import write_study_page
+    except ModuleNotFoundError as error:  # a machine that trains may have nothing to draw with
+        return judged, f"No page: {error}. `deepcontrol report {settings.out}` makes it elsewhere."
+    return judged, f"The page: {write_study_page(settings.out, settings.out)}"
 
 
 def executor(settings: Reproduce) -> AbstractContextManager[Any]:
@@ -80,18 +87,17 @@ def executor(settings: Reproduce) -> AbstractContextManager[Any]:
     return Local(find_slots(settings.slots, visible_gpus(), os.cpu_count() or 1), logs)
 
 
-def judge_all(settings: Reproduce, jobs: Sequence[Job]) -> list[Judged]:
-    """Every claim, by the runs that are over."""
+def find_evidence(settings: Reproduce, jobs: Sequence[Job]) -> Evidence:
+    """The runs that are over, and the benchmark's rows."""
     curves: dict[Arm, list[Curve]] = defaultdict(list)
     for job in jobs:
         curve = finished_curve(job)
         if curve is not None:
             curves[job.arm].append(curve)
-    evidence = Evidence(curves, read_rows(settings.bench))
-    return [judge(claim, evidence) for claim in settings.claims]
+    return Evidence(curves, read_rows(settings.bench))
 
 
-def say_all(console: Console, queue: Queue, judged: list[Judged], page: Path) -> None:
+def say_all(console: Console, queue: Queue, judged: list[Judged], page: str) -> None:
     """How it ended: what failed, the verdicts, what is left, and where the page is."""
     console.print(table_of_verdicts(judged))
     for entry in queue.having("failed"):
@@ -100,4 +106,4 @@ def say_all(console: Console, queue: Queue, judged: list[Judged], page: Path) ->
     over, left = len(queue.having("done", "diverged")), len(queue.having("stopped", "waiting"))
     more = f" {left} are left: the same command goes on." if left else ""
     console.print(f"{over} of {len(queue.entries)} runs are done.{more}", highlight=False)
-    console.print(f"The page: {escape(str(page))}", highlight=False, soft_wrap=True)
+    console.print(escape(page), highlight=False, soft_wrap=True)

@@ -1,14 +1,18 @@
 """The runs of a study, in the order in which they are worth their time, and how far each is."""
 
 import json
-from dataclasses import dataclass, fields
+import shutil
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ..report.runs import METRICS, read_diverged, read_run
+from ..train.checkpoint import BEST, LAST, PREVIOUS
 from ..train.config import Train
+from ..train.lock import is_locked
 from .arms import Arm
 from .claims import Claim
+from .figure import PANELS
 from .measures import Curve, Filters
 from .presets import Preset
 
@@ -33,13 +37,17 @@ class Job:
 
 
 def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path | None) -> list[Job]:
-    """Each run once: all claims with the first seed, then all with the next."""
+    """Each run once. First what figure 1 draws: with the first seed, then with the next; a verdict
+    takes several. Then all others, likewise."""
+    figure = {arm.at_rate_times(preset.rates_times) for panel in PANELS for arm in panel.lines}
     arms = dict.fromkeys(arm for claim in claims for arm in claim.arms)
     jobs = []
-    for seed in range(preset.seeds):
-        for arm in arms:
-            folder = out / RUNS / f"{arm.name}-s{seed}"
-            jobs.append(Job(arm, seed, preset.config(arm, seed, folder, data_root)))
+    for is_drawn in (True, False):
+        for seed in range(preset.seeds):
+            for arm in arms:
+                if (arm in figure) == is_drawn:
+                    folder = out / RUNS / f"{arm.name}-s{seed}"
+                    jobs.append(Job(arm, seed, preset.config(arm, seed, folder, data_root)))
     return jobs
 
 
@@ -58,6 +66,23 @@ def command(config: Train) -> list[str]:
         elif not isinstance(value, bool):
             words.append(str(value))
     return words
+
+
+def from_nowhere(config: Train) -> Train:
+    """The same without the paths of the machine at hand, which say nothing elsewhere."""
+    root = config.data_root
+    return replace(
+        config,
+        out=Path(RUNS) / config.out.name,
+        data_root=None if root is None else Path(root.name),
+    )
+
+
+def drop_checkpoints(job: Job) -> None:
+    """Of a run that is over: the metrics are the result, and a network takes half a gigabyte."""
+    if not is_locked(job.folder):
+        for name in (LAST, PREVIOUS, BEST):
+            shutil.rmtree(job.folder / name, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..report.runs import CONFIG, DIVERGED, LAYERS, METRICS, SAMPLES
 from ..train.records import read, write_whole
 from .jobs import RUNS, Job, progress
 
-EVERY = 10  # epochs between two lines of lambda, in the run whose layers are drawn
+EVERY = 2  # epochs between two lines of lambda, in the run whose layers are drawn
 DIGITS = 5
 
 
@@ -31,7 +31,7 @@ def pack(jobs: Sequence[Job], folder: Path, drawn: str | None, pictured: Sequenc
             shutil.copyfile(job.folder / DIVERGED, into / DIVERGED)
         if job.arm.norm == "agc":
             lines = read(job.folder / LAYERS)
-            kept = [line for line in lines if job.name == drawn and line["epoch"] % EVERY == 0]
+            kept = [line for line in lines[:-1] if job.name == drawn and line["epoch"] % EVERY == 0]
             text = "".join(json.dumps(lambdas(line)) + "\n" for line in [*kept, *lines[-1:]])
             write_whole(into / LAYERS, text)
         if job.name in pictured:

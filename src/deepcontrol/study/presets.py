@@ -26,6 +26,7 @@ class Preset:
     rates_times: float = 1.0  # the paper's
     train_limit: int | None = None
     val_limit: int | None = None
+    eval_batch_size: int = 16  # of all arms, whose validation loss is a mean over such batches
     save_epochs: int = 1
 
     def config(self, arm: Arm, seed: int, out: Path, data_root: Path | None) -> Train:
@@ -49,6 +50,7 @@ class Preset:
             "train_limit": self.train_limit,
             "val_limit": self.val_limit,
             "sample_epochs": (1, self.epochs),
+            "eval_batch_size": self.eval_batch_size,
             "save_epochs": self.save_epochs,
         }
         return Train(**settings)

@@ -1,5 +1,6 @@
 """The queue: which run is next, what became of those that ended, and when to stop."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,11 @@ class Entry:
 
 
 class Queue:
-    """All runs of a study. `say` is told of every change, `look` shows how it stands."""
+    """All runs of a study.
+
+    `say` is told of every change, `look` shows how it stands, and `over` gets each run that is over
+    before another one is started.
+    """
 
     def __init__(
         self,
@@ -45,23 +50,38 @@ class Queue:
         logs: Path,
         say: Callable[[Entry, str], None] = lambda entry, what: None,
         look: Callable[["Queue"], None] = lambda queue: None,
+        over: Callable[[Job], None] = lambda job: None,
     ) -> None:
         self.entries = {job.name: Entry(job, "waiting", progress(job)) for job in jobs}
-        self.logs, self.say, self.look = logs, say, look
+        self.logs, self.say, self.look, self.over = logs, say, look, over
         for entry in self.entries.values():
             self._settle_if_over(entry)
 
     def having(self, *states: State) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.state in states]
 
-    def run(self, executor: Executor, noted: Interrupts, deadline: float) -> None:
-        """Until all runs are over, the deadline is there, or a signal is."""
+    def run(
+        self,
+        executor: Executor,
+        noted: Interrupts,
+        deadline: float,
+        last_start: float = math.inf,
+    ) -> None:
+        """Until all runs are over, the deadline is there, or a signal is.
+
+        After `last_start` the runs under way are waited for, and no other is started.
+        """
+        for entry in self.having("done", "diverged"):
+            self.over(entry.job)
         while self.having("waiting", "elsewhere", "running"):
             self._take(executor.ended())
-            if noted.signum or time.monotonic() >= deadline:
+            may_start = time.monotonic() < last_start
+            is_idle = not may_start and not self.having("running")
+            if noted.signum or time.monotonic() >= deadline or is_idle:
                 self._stop(executor)
                 return
-            self._start(executor)
+            if may_start:
+                self._start(executor)
             for entry in self.having("running", "elsewhere"):
                 entry.progress = progress(entry.job)
             self.look(self)
@@ -94,6 +114,7 @@ class Queue:
             entry = self.entries[name]
             entry.progress = progress(entry.job)
             if self._settle_if_over(entry):
+                self.over(entry.job)
                 self.say(entry, entry.state)
             elif stopping:
                 entry.state = "stopped"

@@ -11,8 +11,9 @@ from ..train.records import write_whole
 from .arms import Arm, agc, bn
 from .claims import CLASSNET_AGC, CLASSNET_BN, Judged
 from .figure import PANELS
-from .jobs import Job, command
-from .presets import Preset
+from .grid import Cell
+from .jobs import Job, command, from_nowhere
+from .presets import PRESETS, Preset
 from .queue import Queue
 
 FORMAT = 1
@@ -37,22 +38,32 @@ def check_same(out: Path, protocol: Preset) -> None:
 
 
 def described(protocol: Preset) -> dict[str, Any]:
-    """What must not change within a study; seeds and claims may be added."""
+    """What must not change within a study. Seeds and claims may be added, and no number depends on
+    how often a run is saved."""
     values = asdict(protocol)
-    del values["seeds"], values["claims"]
+    del values["seeds"], values["claims"], values["save_epochs"]
     return json.loads(json.dumps(values))
 
 
-def write(out: Path, protocol: Preset, words: str, queue: Queue, judged: list[Judged]) -> None:
+def write(
+    out: Path,
+    protocol: Preset,
+    words: str,
+    queue: Queue,
+    judged: Sequence[Judged],
+    cells: Sequence[Cell],
+) -> None:
     """Written whole, after every call, finished or not."""
     jobs = [entry.job for entry in queue.entries.values()]
     drawn, pictured = shown_runs(jobs, protocol)
     content = {
         "format": FORMAT,
         "protocol": described(protocol),
+        "preset_epochs": PRESETS[protocol.name].epochs,
         "seeds": protocol.seeds,
         "command": words,
         "claims": [claim_as_data(each, jobs) for each in judged],
+        "grid": [asdict(cell) for cell in cells],
         "panels": panels_as_data(jobs, protocol.rates_times),
         "runs": [
             {
@@ -61,7 +72,7 @@ def write(out: Path, protocol: Preset, words: str, queue: Queue, judged: list[Ju
                 "state": entry.state,
                 "fault": entry.fault,
                 "diverged": entry.progress.diverged,
-                "command": shlex.join(command(entry.job.config)),
+                "command": shlex.join(command(from_nowhere(entry.job.config))),
             }
             for entry in queue.entries.values()
         ],

@@ -61,7 +61,10 @@ class Check:
         runs = {arm: evidence.curves.get(arm, ()) for arm in self.arms}
         numbers = {arm: [self.measure.of(curve) for curve in runs[arm]] for arm in self.arms}
         region = in_words(self.low, self.high, self._unit)
-        values = tuple(_spread(self, arm, numbers[arm]) for arm in self.arms)
+        values = tuple(
+            f"{self.measure.words}, {arm}: {spread(numbers[arm], self.measure.unit)}"
+            for arm in self.arms
+        )
         missing = [str(arm) for arm in self.arms if not numbers[arm]]
         if missing:
             found = f"no finished run of {' and '.join(missing)}"
@@ -192,13 +195,16 @@ def in_words(low: float, high: float, unit: str) -> str:
     return f"within {high:g}{unit} of 0" if low == -high else f"between {low:g} and {high:g}{unit}"
 
 
-def _spread(check: Check, arm: Arm, numbers: Sequence[float]) -> str:
-    """An arm's mean and deviation over seeds."""
-    name = f"{check.measure.words}, {arm}"
+def spread(numbers: Sequence[float], unit: str = "") -> str:
+    """The mean over seeds, and the deviation.
+
+    >>> spread([9.5, 10.5], "%"), spread([math.inf, 9.5]), spread([])
+    ('10.00 ± 0.71 %', '1 of 2 diverged', 'not run')
+    """
     if not numbers:
-        return f"{name}: not run"
+        return "not run"
     diverged = sum(map(math.isinf, numbers))
     if diverged:
-        return f"{name}: {diverged} of {len(numbers)} diverged"
+        return f"{diverged} of {len(numbers)} diverged"
     deviation = f" ± {stdev(numbers):.2f}" if len(numbers) > 1 else ""
-    return f"{name}: {fmean(numbers):.2f}{deviation}{check.measure.unit and ' %'}"
+    return f"{fmean(numbers):.2f}{deviation}{unit and f' {unit}'}"
