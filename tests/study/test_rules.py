@@ -30,6 +30,7 @@ NUDGES = (-0.1, 0.0, 0.1)  # of three seeds
 TRUE: dict[str, Runs] = {
     "fig1b": {},
     "fig1a": {bn(1): {"error": 12}},
+    "fig1a-alike": {bn(8): {"error": 10.4}},
     "fig1c": {agc(4): {"error": 10.2}},
     "fig1e": {agc(4): {"loss": 0.9}},
     "spikes": {bn(4): {"spikes": 4}},
@@ -52,6 +53,7 @@ TRUE: dict[str, Runs] = {
 FALSE: dict[str, Runs] = {
     "fig1b": {agc(1): {"error": 13}},
     "fig1a": {},
+    "fig1a-alike": {bn(8): {"error": 13}},
     "fig1c": {agc(4): {"error": 12}},
     "fig1e": {bn(4): {"loss": 0.9}},
     "spikes": {agc(4): {"spikes": 4}},

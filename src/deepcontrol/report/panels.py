@@ -27,7 +27,7 @@ def draw_figure_1(panels: Sequence[Panel]) -> Figure:
 
 def draw_one(panel: Panel) -> Figure:
     """A panel by itself, for a page that puts them side by side where there is room."""
-    with drawing(5.6, 3.7) as figure:
+    with drawing(4.8, 3.2) as figure:
         draw_panel(figure.subplots(), panel)
     return figure
 
@@ -53,19 +53,30 @@ def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> list[Points]:
     """The seeds' points, which are drawn."""
     seeds = [p for run in line.runs if (p := points(run, metric))]
     for of_one in seeds if len(seeds) > 1 else []:
-        axes.plot(list(of_one), list(of_one.values()), color=colour, alpha=0.35, linewidth=0.7)
-    common = [e for e in (seeds[0] if seeds else {}) if all(e in of_one for of_one in seeds)]
-    if common:
-        means = [fmean(of_one[e] for of_one in seeds) for e in common]
-        count = f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
-        axes.plot(common, means, color=colour, linewidth=1.8, label=line.label + count)
-    else:
-        axes.plot([], [], color=colour, linewidth=1.8, label=f"{line.label}: not run")
+        axes.plot(list(of_one), list(of_one.values()), color=colour, alpha=0.5, linewidth=0.8)
+    # The mean is of those that came furthest: one that ended early must not end it, nor bend it.
+    furthest = max((max(of_one) for of_one in seeds), default=0)
+    whole = [of_one for of_one in seeds if furthest in of_one]
+    common = [e for e in (whole[0] if whole else {}) if all(e in of_one for of_one in whole)]
+    means = [fmean(of_one[e] for of_one in whole) for e in common]
+    axes.plot(common, means, color=colour, linewidth=1.8, label=line.label + how_many(line))
     for run in line.runs:
         if run.diverged is not None and (of_one := points(run, metric)):
             last = max(of_one)
             axes.plot(last, of_one[last], marker="x", markersize=9, color=colour, mew=2)
     return seeds
+
+
+def how_many(line: Line) -> str:
+    """Over how many seeds a line goes, for the legend."""
+    diverged = sum(run.diverged is not None for run in line.runs)
+    count = sum(run.epochs_done > 0 or run.diverged is not None for run in line.runs)
+    if not count:
+        return ": not run"
+    seeds = f"{count} seeds" * (count > 1)
+    gone = ("diverged" if diverged == count else f"{diverged} diverged") * (diverged > 0)
+    words = ", ".join(filter(None, (seeds, gone)))
+    return f" ({words})" if words else ""
 
 
 def points(run: Run, metric: str) -> Points:

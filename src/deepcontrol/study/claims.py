@@ -102,9 +102,15 @@ CLAIMS = (
     ),
     Claim(
         "fig1a",
-        "BatchNorm at batch 1 ends worse than at batches 4 and 8, which are alike",
+        "BatchNorm at batch 1 ends worse than at batches 4 and 8",
         "about 2 points worse",
-        (higher(bn(1), bn(4), by=1.0), higher(bn(1), bn(8), by=1.0), *same(bn(4), bn(8))),
+        (higher(bn(1), bn(4), by=1.0), higher(bn(1), bn(8), by=1.0)),
+    ),
+    Claim(
+        "fig1a-alike",
+        "BatchNorm at batches 4 and 8 has similar curves",
+        "similar curves",
+        same(bn(4), bn(8), FINAL, COURSE),
     ),
     Claim(
         "fig1c",

@@ -79,7 +79,7 @@ PRESETS: dict[Name, Preset] = {
         rates_times=4.0,
         epochs=12,
         seeds=2,
-        claims=("fig1b", "fig1a", "fig1c", "fig1e", "single-sample"),
+        claims=("fig1b", "fig1a", "fig1a-alike", "fig1c", "fig1e", "single-sample"),
         train_limit=64,
         val_limit=16,
     ),
