@@ -44,10 +44,13 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no CUDA device here")'
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
 
-# Ray is an extra, and large: it comes into a folder beside the environment, which stays as it was.
-test-ray: $(READY)
-	test -d .ray || $(BIN)/python -m pip install --quiet --disable-pip-version-check --target .ray -c requirements.lock ray
+test-ray: .ray
 	PYTHONPATH=.ray $(BIN)/python -m pytest -q tests/study/test_ray.py
+
+# Ray is an extra, and large: it comes into a folder beside the environment, which stays as it was.
+.ray: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $@.new -c requirements.lock ray
+	rm -rf $@ && mv $@.new $@
 
 bench: $(READY)
 	$(BIN)/python -m deepcontrol bench

@@ -141,7 +141,7 @@ def _find_samples(folder: Path) -> list[tuple[int, Path]]:
     """Pictures by their epoch; none that a link fetches from elsewhere."""
     found = []
     home = folder.resolve()
-    for path in folder.glob(f"{SAMPLES}/epoch-*.png"):
+    for path in folder.glob(f"{SAMPLES}/epoch-*.*"):  # PNG as made, JPEG as packed
         epoch = re.fullmatch(r"epoch-(\d{1,7})", path.stem)
         if epoch and path.resolve().is_relative_to(home):
             found.append((int(epoch[1]), path))

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..report.runs import CONFIG, DIVERGED, LAYERS, METRICS, SAMPLES
+from ..report.pictures import as_jpeg
+from ..report.runs import CONFIG, DIVERGED, LAYERS, METRICS, SAMPLES, read_run
 from ..train.records import read, write_whole
 from .jobs import RUNS, Job, progress
 
@@ -35,9 +36,11 @@ def pack(jobs: Sequence[Job], folder: Path, drawn: str | None, pictured: Sequenc
             text = "".join(json.dumps(lambdas(line)) + "\n" for line in [*kept, *lines[-1:]])
             write_whole(into / LAYERS, text)
         if job.name in pictured:
-            for picture in sorted((job.folder / SAMPLES).glob("epoch-*.png"))[-1:]:
+            for _, picture in read_run(job.folder).samples[-1:]:
                 (into / SAMPLES).mkdir(exist_ok=True)
-                shutil.copyfile(picture, into / SAMPLES / picture.name)
+                packed = picture.suffix == ".jpg"  # once is enough: each time would cost a little
+                content = picture.read_bytes() if packed else as_jpeg(picture)
+                (into / SAMPLES / f"{picture.stem}.jpg").write_bytes(content)
 
 
 def config_from_nowhere(path: Path) -> str:
