@@ -29,9 +29,11 @@ class Report:
 
 
 def run_report(command: Report, console: Console) -> int:
-    # Here, since a machine that only trains may be without matplotlib, which is slow to load too.
-    from .page import write_page
-    from .study_page import write_study_page
+    try:  # here, since a machine that only trains may be without matplotlib
+        from .page import write_page
+        from .study_page import write_study_page
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error}: pip install 'deepcontrol[workbench]'") from None
 
     if not command.runs:
         raise ValueError("name a run folder to report on")

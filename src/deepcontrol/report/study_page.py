@@ -9,7 +9,7 @@ from pathlib import Path
 from .depth import Scale, departure, draw_depth, draw_multiples
 from .figures import data_uri, save_figure
 from .layers import track
-from .page import environment, sections
+from .page import environment
 from .panels import draw_figure_1, draw_one
 from .pictures import picture_uri
 from .study import Cell, Study, read_study
@@ -23,7 +23,7 @@ def write_study_page(folder: Path, out: Path) -> Path:
     """index.html, figures/ and verdicts.md of the study in a folder; returns the page's path."""
     study = read_study(folder)
     out.mkdir(parents=True, exist_ok=True)
-    section = sections([study.layers])[0] if study.layers else None
+    figures = write_figures(study, out / "figures")
     html = (
         environment()
         .get_template("study.html")
@@ -37,7 +37,7 @@ def write_study_page(folder: Path, out: Path) -> Path:
             rates=sorted({cell.rate for cell in study.grid}),
             grid=rows_of_grid(study),
             panels=[(panel, data_uri(draw_one(panel))) for panel in study.panels],
-            section=section,
+            lambdas=figures,
             pictures=pictures(study),
             rows=[
                 (entry, summarise([entry.run])[0] if entry.run else None) for entry in study.entries
@@ -47,20 +47,24 @@ def write_study_page(folder: Path, out: Path) -> Path:
     )
     page = out / "index.html"
     page.write_text(html, encoding="utf-8")
-    write_figures(study, out / "figures")
     (out / "verdicts.md").write_text(markdown(study), encoding="utf-8")
     return page
 
 
-def write_figures(study: Study, folder: Path) -> None:
-    """As SVG and PNG: figure 1, and lambda where a run has it."""
+def write_figures(study: Study, folder: Path) -> dict[str, str]:
+    """As SVG and PNG: figure 1, and lambda where a run has it; returns the latter for the page."""
     folder.mkdir(exist_ok=True)
     save_figure(draw_figure_1(study.panels), folder / "figure1")
     lam = track(study.layers, "mean_scale") if study.layers else None
-    if lam:
-        scales = Scale.around(1.0, [lam.mean]), Scale.up_from_0([departure(lam, 1.0)])
-        save_figure(draw_depth(lam, "lambda", 1.0, *scales), folder / "lambda")
-        save_figure(draw_multiples(lam, "lambda", 1.0), folder / "lambda-layers")
+    if lam is None:
+        return {}
+    scales = Scale.around(1.0, [lam.mean]), Scale.up_from_0([departure(lam, 1.0)])
+    depth = draw_depth(lam, "lambda", 1.0, *scales)
+    multiples = draw_multiples(lam, "lambda", 1.0)
+    return {
+        "depth": save_figure(depth, folder / "lambda"),
+        "multiples": save_figure(multiples, folder / "lambda-layers"),
+    }
 
 
 def rows_of_grid(study: Study) -> dict[int, dict[float, Cell]]:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -52,30 +53,35 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         if settings.minutes != 0 and queue.having("waiting"):
             with show, executor(settings) as executes:
                 queue.run(executes, noted, deadline, last_start)
-    judged, page = conclude(settings, queue)
+    judged, page = conclude(settings, queue), settings.out
     if settings.pack is not None:
         drawn, pictured = record.shown_runs(jobs, protocol)
         pack(jobs, settings.pack, drawn, pictured)
         packed = replace(settings, out=settings.pack)
         there = plan(packed.claims, protocol, packed.out, packed.data_root)
-        judged, page = conclude(packed, Queue(there, packed.out / LOGS))
-    say_all(console, queue, judged, page)
+        judged, page = conclude(packed, Queue(there, packed.out / LOGS)), packed.out
+    say_all(console, queue, judged, draw(page))
     if noted.signum:
         return 128 + noted.signum
     return 1 if queue.having("failed") else 0
 
 
-def conclude(settings: Reproduce, queue: Queue) -> tuple[list[Judged], str]:
-    """The verdicts of the runs in a study's folder, and where its page is, in words."""
+def conclude(settings: Reproduce, queue: Queue) -> list[Judged]:
+    """The verdicts of the runs in a study's folder, which are written there."""
     evidence = find_evidence(settings, [entry.job for entry in queue.entries.values()])
     judged = [judge(claim, evidence) for claim in settings.claims]
     words = shlex.join(settings.command)
     record.write(settings.out, settings.protocol, words, queue, judged, grid(evidence.curves))
+    return judged
+
+
+def draw(study: Path) -> str:
+    """Make a study's page; returns where it is, in words."""
     try:
         from ..report.study_page import write_study_page
     except ModuleNotFoundError as error:  # a machine that trains may have nothing to draw with
-        return judged, f"No page: {error}. `deepcontrol report {settings.out}` makes it elsewhere."
-    return judged, f"The page: {write_study_page(settings.out, settings.out)}"
+        return f"No page: {error}. `deepcontrol report {study}` makes it elsewhere."
+    return f"The page: {write_study_page(study, study)}"
 
 
 def executor(settings: Reproduce) -> AbstractContextManager[Any]:

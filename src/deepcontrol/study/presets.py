@@ -73,11 +73,11 @@ PRESETS: dict[Name, Preset] = {
         data="streets",
         classnet_data="streets",
         size=(32, 64),
-        width=0.25,
+        width=0.375,
         # Minutes are few steps, and AGC's first hundreds at the paper's rates learn little more
         # than how frequent each class is.
-        rates_times=4.0,
-        epochs=12,
+        rates_times=6.0,
+        epochs=9,
         seeds=2,
         claims=("fig1b", "fig1a", "fig1a-alike", "fig1c", "fig1e", "single-sample"),
         train_limit=64,
