@@ -48,6 +48,7 @@ def make_study(folder: Path, **changes: Any) -> Path:
                      "epochs": 150, "train_limit": None},
         "preset_epochs": 150,
         "seeds": 2,
+        "note": "a note on <this>",
         "command": "deepcontrol reproduce --preset camvid --out runs/study",
         "claims": claims,
         "grid": [
@@ -80,7 +81,7 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
         "camvid at 256x512, 150 epochs, 2 seeds", "AGC: 9.90 ± 0.10 %", "within 1 points of 0",
         "deepcontrol reproduce --preset camvid --out runs/study",
         "deepcontrol train --out runs/bn-s1", "exit code 1: <b>no data</b>",
-        "rate 0.64", "1 of 3 diverged",
+        "rate 0.64", "1 of 3 diverged", "a note on <this>",
     ):  # fmt: skip
         assert text in page.text, text
     assert {tag for tag, _ in page.found}.isdisjoint({"b", "script", "link", "iframe"})

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from deepcontrol.study.claims import CLAIMS, judge
 from deepcontrol.study.jobs import Progress, plan
+from deepcontrol.study.presets import PRESETS
 from deepcontrol.study.queue import Queue, State
 from deepcontrol.study.rules import Evidence
 from deepcontrol.study.settings import Reproduce
@@ -40,7 +41,7 @@ def test_a_terminal_has_a_table_of_all_runs(tmp_path: Path) -> None:
     assert "2 of 5 runs are done" in text
     assert "running, gpu 1" in text
     assert text.rindex("running, gpu 1") > text.index("failed")  # what went wrong comes first
-    assert "7/12" in text
+    assert f"7/{PRESETS['quick'].epochs}" in text
     assert "12.50" in text
 
 
@@ -56,3 +57,4 @@ def test_verdicts_fit_a_log() -> None:
     console.print(table_of_verdicts([judge(claim, Evidence()) for claim in CLAIMS]))
     for claim in CLAIMS:
         assert claim.id in file.getvalue()
+    assert "the benchmark's file has no such rows" in file.getvalue()  # where no value is

@@ -77,6 +77,7 @@ class Study:
     protocol: dict[str, Any]
     seeds: int
     preset_epochs: int  # what the preset has, whatever was asked in their place
+    note: str
     command: str
     claims: list[Claim]
     grid: list[Cell]
@@ -118,6 +119,7 @@ def _study(folder: Path, content: dict[str, Any]) -> Study:
         protocol=dict(content["protocol"]),
         seeds=int(content["seeds"]),
         preset_epochs=int(content["preset_epochs"]),
+        note=str(content["note"]),
         command=str(content["command"]),
         claims=[_claim(row) for row in content["claims"]],
         grid=[

@@ -60,7 +60,8 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         packed = replace(settings, out=settings.pack)
         there = plan(packed.claims, protocol, packed.out, packed.data_root)
         judged, page = conclude(packed, Queue(there, packed.out / LOGS)), packed.out
-    say_all(console, queue, judged, draw(page))
+    say_all(console, queue, judged, protocol.note)
+    console.print(escape(draw(page)), highlight=False, soft_wrap=True)
     if noted.signum:
         return 128 + noted.signum
     return 1 if queue.having("failed") else 0
@@ -103,13 +104,14 @@ def find_evidence(settings: Reproduce, jobs: Sequence[Job]) -> Evidence:
     return Evidence(curves, read_rows(settings.bench))
 
 
-def say_all(console: Console, queue: Queue, judged: list[Judged], page: str) -> None:
-    """How it ended: what failed, the verdicts, what is left, and where the page is."""
+def say_all(console: Console, queue: Queue, judged: list[Judged], note: str) -> None:
+    """How it ended: the verdicts, what failed, and what is left."""
     console.print(table_of_verdicts(judged))
+    if note:
+        console.print(escape(note), highlight=False)
     for entry in queue.having("failed"):
         line = f"[bold red]failed:[/] {entry.job.name}: {escape(entry.fault)}"
         console.print(line, highlight=False, soft_wrap=True)
     over, left = len(queue.having("done", "diverged")), len(queue.having("stopped", "waiting"))
     more = f" {left} are left: the same command goes on." if left else ""
     console.print(f"{over} of {len(queue.entries)} runs are done.{more}", highlight=False)
-    console.print(escape(page), highlight=False, soft_wrap=True)

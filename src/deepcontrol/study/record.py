@@ -41,7 +41,8 @@ def described(protocol: Preset) -> dict[str, Any]:
     """What must not change within a study. Seeds and claims may be added, and no number depends on
     how often a run is saved."""
     values = asdict(protocol)
-    del values["seeds"], values["claims"], values["save_epochs"]
+    for name in ("seeds", "claims", "save_epochs", "note"):
+        del values[name]
     return json.loads(json.dumps(values))
 
 
@@ -61,6 +62,7 @@ def write(
         "protocol": described(protocol),
         "preset_epochs": PRESETS[protocol.name].epochs,
         "seeds": protocol.seeds,
+        "note": protocol.note,
         "command": words,
         "claims": [claim_as_data(each, jobs) for each in judged],
         "grid": [asdict(cell) for cell in cells],
