@@ -31,7 +31,7 @@ def write_study_page(folder: Path, out: Path) -> Path:
             study=study,
             preset=shown(study.protocol.get("name")),
             protocol=protocol_words(study),
-            counts=Counter(claim.verdict for claim in study.claims),
+            counts=count_verdicts(study),
             finished=sum(entry.state in OVER for entry in study.entries),
             holds=HOLDS,
             rates=sorted({cell.rate for cell in study.grid}),
@@ -49,6 +49,12 @@ def write_study_page(folder: Path, out: Path) -> Path:
     page.write_text(html, encoding="utf-8")
     (out / "verdicts.md").write_text(markdown(study), encoding="utf-8")
     return page
+
+
+def count_verdicts(study: Study) -> dict[str, int]:
+    """How many claims there are of each verdict that there is, the good ones first."""
+    counts = Counter(claim.verdict for claim in study.claims)
+    return {verdict: counts[verdict] for verdict in HOLDS if counts[verdict]}
 
 
 def write_figures(study: Study, folder: Path) -> dict[str, str]:

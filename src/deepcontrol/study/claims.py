@@ -1,4 +1,7 @@
-"""The paper's claims as data: what it says, and the checks that decide, fixed before any run.
+"""The paper's claims as data: what it says, and the checks that decide.
+
+They were fixed before the first run of this code on real images; small runs on drawn scenes had
+been seen (LOG.md).
 
 "The same" is within one point of error: half of what the paper calls worse (BatchNorm at batch 1,
 about 2 points), and five times the differences that it calls none (0.16 and 0.2 points).

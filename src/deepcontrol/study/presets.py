@@ -83,8 +83,9 @@ PRESETS: dict[Name, Preset] = {
         claims=("fig1b", "fig1a", "fig1a-alike", "fig1c", "fig1e", "single-sample"),
         train_limit=64,
         val_limit=16,
-        note="This shows how a study works. A few hundred steps on drawn scenes say little of the "
-        "paper: that takes the presets camvid or cityscapes, and a GPU.",
+        note="This shows how a study works. Its size and rates were chosen by looking at such "
+        "runs, and so was what fig1a asks for. A few hundred steps on drawn scenes say little of "
+        "the paper: that takes the presets camvid or cityscapes, and a GPU.",
     ),
     "camvid": replace(CITYSCAPES, name="camvid", data="camvid", classnet_data="camvid"),
     "cityscapes": CITYSCAPES,

@@ -12,7 +12,7 @@ from .presets import PRESETS, Name, Preset
 class Reproduce:
     """Put the paper's claims to the test: train what they need, judge each, write a page.
 
-    Each claim has a rule that was fixed beforehand, and ends as reproduced, not reproduced or
+    Each claim has a rule, and ends as reproduced, not reproduced or
     undecided. Claims share their runs; those of figure 1 come first, one seed of each before the
     next seed, then all others.
 
