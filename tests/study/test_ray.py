@@ -33,8 +33,10 @@ def _two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_a_study_on_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
-    assert reproduce(out, "--executor", "ray", "--minutes", "0.05") == 0  # stopped, and goes on
-    assert reproduce(out, "--executor", "ray") == 0
+    # So long that one run cannot be over before the other node has a process ready for the second.
+    words = ("--executor", "ray", "--epochs", "60")
+    assert reproduce(out, *words, "--minutes", "0.05") == 0  # stopped, and goes on
+    assert reproduce(out, *words) == 0
     runs = json.loads((out / "study.json").read_text())["runs"]
     assert {run["name"]: run["state"] for run in runs} == dict.fromkeys(NAMES, "done")
     logs = [(out / "logs" / f"{name}.txt").read_text() for name in NAMES]

@@ -88,7 +88,9 @@ class OnRay:
 
     def start(self, job: Job) -> str:
         gpus = 1 / self.per_gpu if self._gpus() else 0
-        task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(work)
+        task = self.ray.remote(
+            num_cpus=1, num_gpus=gpus, max_retries=0, scheduling_strategy="SPREAD"
+        )(work)
         config = absolute(job.config)
         log = self.logs / f"{job.name}.txt"
         self.running[job.name] = task.remote(config, log, self._flag)
