@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test check format test-gpu test-ray bench lock
+.PHONY: help setup demo test check format test-gpu test-ray bench docs lock
 
 help:
 	@echo "make demo      the paper's main claims in small, on the CPU: verdicts and a page (under 5 minutes on 2 cores)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make test-ray  the test that needs Ray, which it installs into .ray"
 	@echo "make bench     time and memory beside BatchNorm's, to a table, a CSV and a chart (on a CPU about 2 minutes)"
+	@echo "make docs      the documentation, to site/index.html; links are checked"
 	@echo "make setup     the environment alone: .venv, pinned packages, editable install"
 
 setup: $(READY)
@@ -54,6 +55,15 @@ test-ray: .ray
 
 bench: $(READY)
 	$(BIN)/python -m deepcontrol bench
+
+# An environment of its own: who uses the library needs none of this. The variable silences an advertisement.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
+.venv-docs/.ready: requirements-docs.lock
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	touch $@
 
 # Pins what is installed now. torch is pinned without its local version, so that any build of it serves.
 lock:
