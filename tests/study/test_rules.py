@@ -14,6 +14,7 @@ from deepcontrol.study.claims import (
     HEAVY,
     IDENTITY,
     LIGHT,
+    UNIT,
     judge,
 )
 from deepcontrol.study.figure import PANELS
@@ -49,6 +50,8 @@ TRUE: dict[str, Runs] = {
     "identity": {agc(4): {"early": 5}},
     "rate-batch": {agc(1, 0.16): {"error": 30}, agc(8, 0.02): {"error": 14}},
     "class-weights": {LIGHT: {"error": 13}},
+    "unit-start": {agc(4): {"early": 5}},
+    "unit-start-rates": {agc(8, 0.32): {"error": 12}},
 }
 FALSE: dict[str, Runs] = {
     "fig1b": {agc(1): {"error": 13}},
@@ -72,6 +75,8 @@ FALSE: dict[str, Runs] = {
     "identity": {IDENTITY: {"early": 5}},
     "rate-batch": {agc(1, 0.16): {"error": 6}, agc(8, 0.02): {"error": 14}},
     "class-weights": {HEAVY: {"error": 15}},
+    "unit-start": {UNIT: {"error": 13}},
+    "unit-start-rates": {agc(8, 0.64, init="unit"): {"diverged": 2}},
 }
 TRAINED = [claim for claim in CLAIMS if claim.arms]
 MEASURED = [claim for claim in CLAIMS if not claim.arms]

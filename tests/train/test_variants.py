@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from deepcontrol.data import open_source, prepare
+from deepcontrol.train.build import build_model, fit_to_images_
 from deepcontrol.train.checkpoint import load
 from deepcontrol.train.config import Train
-from tests.train.runs import metrics, train_here
+from tests.train.runs import metrics, tiny, train_here
 
 
 def test_what_is_fixed_stays_and_the_rest_learns(run: Path) -> None:
@@ -21,6 +23,31 @@ def test_what_is_fixed_stays_and_the_rest_learns(run: Path) -> None:
         assert len(found) == 25
         assert all((w == value).all() for w in found)
     assert all(w.any() for name, w in weights.items() if name.endswith("bias"))
+
+
+def test_a_unit_start_scales_hes_filters(tmp_path: Path) -> None:
+    config = tiny(init="unit")
+    cache = prepare(open_source("streets", "train", limit=2), config.size, tmp_path)
+    model = build_model(config, 19)
+    he = {name: w.clone() for name, w in model.state_dict().items()}
+    fit_to_images_(model, config, cache)
+    for name, weight in model.state_dict().items():
+        factor = (weight / he[name]).nanmean().item() if weight.any() else 1.0
+        assert torch.allclose(weight, factor * he[name], rtol=1e-4, atol=1e-7), name
+        if name == "classify.weight":
+            assert factor == pytest.approx(0.1)
+        elif weight.dim() == 4 and "decoder" in name:
+            assert factor > 1.1  # He's rule loses a part in every layer
+
+
+def test_a_unit_start_goes_on_as_it_began(run: Path, tmp_path: Path) -> None:
+    train_here(run, epochs=1, init="unit", fixed_lambda=0.5)
+    train_here(run, epochs=2)
+    at_once = tmp_path / "at-once"
+    train_here(at_once, epochs=2, init="unit", fixed_lambda=0.5)
+    weights, same = load(run / "last").model, load(at_once / "last").model
+    assert all(torch.equal(weights[name], same[name]) for name in weights)
+    assert (weights["encoder.0.convolutions.0.mean_scale"] == 0.5).all()
 
 
 def test_the_weights_of_classes_act_as_a_rate(run: Path, tmp_path: Path) -> None:
@@ -48,6 +75,7 @@ def test_the_validation_loss_is_that_of_its_images(whole: Path, tmp_path: Path) 
     ("flags", "message"),
     [
         ({"fixed_lambda": 0.0, "norm": "bn"}, "--fixed-lambda is for --norm agc, not bn"),
+        ({"init": "unit", "norm": "bn"}, "--init unit is for --norm agc, not bn"),
         ({"fixed_gamma": float("nan")}, "--fixed-gamma must be a number, got nan"),
         ({"class_weight_scale": 0.0}, "--class-weight-scale must be positive, got 0.0"),
     ],

@@ -17,7 +17,7 @@ class Arm:
     batch: int
     rate: float
     model: Model = "segnet"
-    init: Literal["he", "identity"] = "he"
+    init: Literal["he", "identity", "unit"] = "he"
     fixed_lambda: float | None = None
     fixed_gamma: float | None = None
     class_weight_scale: float = 1.0

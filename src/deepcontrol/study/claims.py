@@ -88,7 +88,7 @@ def inside(measure: Measure, low: float, high: float = math.inf) -> Check:
 
 
 CLASSNET_AGC, CLASSNET_BN = agc(4, model="classnet"), bn(4, model="classnet")
-IDENTITY = agc(4, init="identity")
+IDENTITY, UNIT = agc(4, init="identity"), agc(4, init="unit")
 HEAVY, LIGHT = agc(4, 0.08 / SCALE, class_weight_scale=SCALE), agc(4, 0.08 / SCALE)
 
 # In the order in which they are worth their time.
@@ -233,6 +233,18 @@ CLAIMS = (
         "Class weights whose mean is not 1 act as a learning rate",
         "like the rate x the mean",
         (*same(HEAVY, agc(4), FINAL, COURSE), higher(LIGHT, HEAVY, COURSE)),
+    ),
+    Claim(
+        "unit-start",
+        "Beyond the paper: filters scaled to unit variance learn faster, and end no worse",
+        "not in the paper",
+        (higher(agc(4), UNIT, EARLY), *no_worse(UNIT, agc(4), FINAL)),
+    ),
+    Claim(
+        "unit-start-rates",
+        "Beyond the paper: started so, the highest rate of figure 1h ends no worse than the next",
+        "not in the paper",
+        no_worse(agc(8, 0.64, init="unit"), agc(8, 0.32), FINAL),
     ),
     Claim(
         "speed",

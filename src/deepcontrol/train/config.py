@@ -64,8 +64,10 @@ class Train:
     """How often every image is seen. A run can be continued with more."""
     seed: int = 0
     """Of the filters, of the images' order and of their augmentation."""
-    init: Literal["he", "identity"] = "he"
-    """How the filters start: He fan-in, or the identity wherever a layer can be one."""
+    init: Literal["he", "identity", "unit"] = "he"
+    """How the filters start: He fan-in, or the identity wherever a layer can be one, as in the
+    paper; or scaled so that every neuron activates maps of variance 1, which AGC learns from
+    sooner."""
     fixed_lambda: float | None = None
     """Keep lambda, the share of the mean that AGC subtracts, at this value; else it is learnt."""
     fixed_gamma: float | None = None
@@ -121,6 +123,8 @@ class Train:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{_flag(name)} must be positive, got {value}")
+        if self.init == "unit" and self.norm != "agc":
+            raise ValueError(f"--init unit is for --norm agc, not {self.norm}")
         for name in ("fixed_lambda", "fixed_gamma"):
             value = getattr(self, name)
             if value is None:

@@ -16,7 +16,7 @@ from .. import __version__
 from ..data import Batch, Batches
 from ..optim import sgd
 from . import records
-from .build import build_data, build_model, build_objective, open_sources
+from .build import build_data, build_model, build_objective, fit_to_images_, open_sources
 from .checkpoint import CheckpointError, load_last
 from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast
@@ -150,7 +150,9 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     train, val = build_data(config, sources, group, decoding)
     data = group.from_first(fingerprints(train, val) if group.leads else {})
     check_same_data(config.out, data, before)
-    model = build_model(config, len(sources.train.classes)).to(group.device)
+    model = build_model(config, len(sources.train.classes))
+    fit_to_images_(model, config, train.cache)
+    model.to(group.device)
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrapped = wrap(model, config, group)
