@@ -63,6 +63,7 @@ def main() -> None:
                 logits = model(first.images)
                 pixel_cross_entropy(logits, first.labels, weights).backward()
                 filters = next(p for p in model.parameters() if p.dim() == 4)
+                assert filters.grad is not None
                 row = {
                     "start": start,
                     "batch": batch_size,
