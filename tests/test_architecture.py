@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {"models", "nn", "ops", "train"},
     "predict": {"data", "nn", "sizes", "train"},
     "report": set(),
-    "cli": {"bench", "data", "doctor", "predict", "report", "sizes", "train"},
+    "study": {"bench", "models", "optim", "report", "train"},
+    "cli": {"bench", "data", "doctor", "predict", "report", "sizes", "study", "train"},
     "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "convert", "__init__"}
@@ -74,6 +75,18 @@ def test_directions(path: Path) -> None:
             assert top in STANDARD | {"torch", "deepcontrol"} | triton, (
                 f"{path.name} imports {name}"
             )
+
+
+def test_training_needs_nothing_to_draw_with() -> None:
+    """A machine that only trains may be without these; the command line must start there."""
+    absent = ("matplotlib", "tensorboard", "jinja2", "ray")
+    script = f"""
+import sys
+for name in {absent}:
+    sys.modules[name] = None
+import deepcontrol.cli, deepcontrol.study.worker
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def torch_and_what_it_needs() -> set[str]:

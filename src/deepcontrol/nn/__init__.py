@@ -8,6 +8,7 @@ from .memory import saved_bytes
 from .norm_act import norm_act
 from .param_groups import param_groups
 from .shared_means import SharedMeans
+from .unit_init import unit_init_
 
 __all__ = [
     "AGC1d",
@@ -24,4 +25,5 @@ __all__ = [
     "norm_act",
     "param_groups",
     "saved_bytes",
+    "unit_init_",
 ]
