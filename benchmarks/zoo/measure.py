@@ -36,6 +36,9 @@ def measure(entry: Entry) -> Row:
     after = saved_bytes(agc, images[:2])
     finite = step_is_finite(agc, images[:1])
     like_trained, start = from_batchnorm(model, images)
+    for scale in mean_scales(like_trained):
+        nn.init.normal_(scale, 0.8, 0.2)
+    he_start = folding(agc.eval(), images[:1])
     return {
         **row,
         **{kind: report.count(kind) for kind in ("fused", "replaced", "skipped")},
@@ -46,6 +49,7 @@ def measure(entry: Entry) -> Row:
         "mib_after": f"{after / 2**20:.2f}",
         **{name: f"{value:.1e}" for name, value in start.items()},
         **{name: f"{value:.1e}" for name, value in folding(like_trained, images[:1]).items()},
+        **{f"he_{name}": f"{value:.1e}" for name, value in he_start.items()},
     }
 
 
@@ -107,9 +111,7 @@ def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[st
 
 
 def folding(model: nn.Module, image: Tensor) -> dict[str, float]:
-    """How far fold(model) is from the model, which gets a lambda for each filter."""
-    for scale in mean_scales(model):
-        nn.init.normal_(scale, 0.8, 0.2)
+    """How far fold(model) is from the model, and the model's fp32 from its fp64."""
     with torch.no_grad():
         expected = tensors(model(image))
         folded = tensors(fold(model)(image))

@@ -26,8 +26,9 @@ batch 1, because they have maps of one position. The bytes kept for the backward
 - **fold**: the largest difference between `fold(model)` and the model in eval mode, in fp32,
   divided by the largest value of that output. The model is `to_agc(init="bn")` of one with a
   batch's statistics, with lambda drawn from N(0.8, 0.2) for each filter. **rounding** is how far
-  the unfolded model in fp32 is from itself in fp64, on the same scale. In fp64, folding makes a
-  difference of {fold_fp64} at most.
+  the unfolded model in fp32 is from itself in fp64, on the same scale. **fold, He** is the same
+  right after `to_agc(he_init_(model))`, where maps have no unit scale: above 1e-5 in {above} of
+  {models}. In fp64, folding makes a difference of {fold_fp64} at most.
 - **from BatchNorm**: `to_agc(init="bn")` against BatchNorm in eval mode, on the same scale.
   Untrained deep networks with BatchNorm amplify rounding, so behind it is how far BatchNorm's own
   fp32 is from its fp64. In fp64 the two differ by {bn_start_fp64} at most.
@@ -35,8 +36,8 @@ batch 1, because they have maps of one position. The bytes kept for the backward
   finite.
 
 | model | input | fused / replaced / skipped | kept for backward, MiB | | fold (rounding) \
-| from BatchNorm (rounding) | batch 1: BN, AGC |
-|---|---|---|---|---|---|---|---|
+| fold, He (rounding) | from BatchNorm (rounding) | batch 1: BN, AGC |
+|---|---|---|---|---|---|---|---|---|
 {table}
 
 Measured {date} with {packages}; torch {torch}, Python {python}, {hardware}.
@@ -57,9 +58,9 @@ def page(rows: Sequence[Row]) -> str:
         middle=median(ratios),
         lowest=min(ratios),
         highest=max(ratios),
-        **{
-            name: max((r[name] for r in rows), key=float) for name in ("fold_fp64", "bn_start_fp64")
-        },
+        above=sum(float(r["he_fold"]) > 1e-5 for r in rows),
+        fold_fp64=max(_largest(rows, "fold_fp64"), _largest(rows, "he_fold_fp64"), key=float),
+        bn_start_fp64=_largest(rows, "bn_start_fp64"),
         table="\n".join(map(_line, rows)),
         packages=", ".join(packages),
         **{name: rows[0][name] for name in ("date", "torch", "python", "hardware")},
@@ -74,6 +75,7 @@ def _line(row: Row) -> str:
         f"{row['mib_before']} to {row['mib_after']}",
         f"{_ratio(row):.2f}x",
         f"{row['fold']} ({row['fp32_rounding']})",
+        f"{row['he_fold']} ({row['he_fp32_rounding']})",
         f"{row['bn_start']} ({row['bn_rounding']})",
         f"{_yes(row['bn_trains_at_1'])}, {_yes(row['finite_at_1'])}",
     )

@@ -23,6 +23,7 @@ def test_converts_trains_and_folds(entry: Entry) -> None:
     assert row["finite_at_1"] == "True"
     # In fp64 nothing but the mathematics is left.
     assert float(row["fold_fp64"]) <= 1e-12
+    assert float(row["he_fold_fp64"]) <= 1e-10
     assert float(row["bn_start_fp64"]) <= 1e-10
     # In fp32 no more than 1e-5, unless the model itself is known less well than that.
     assert float(row["fold"]) <= max(1e-5, 2 * float(row["fp32_rounding"]))
