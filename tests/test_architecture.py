@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {"models", "nn", "ops", "train"},
     "predict": {"data", "nn", "sizes", "train"},
     "report": set(),
-    "cli": {"bench", "data", "doctor", "predict", "report", "sizes", "train"},
+    "export": {"convert", "data", "models", "predict", "sizes", "train", "__version__"},
+    "cli": {"bench", "data", "doctor", "export", "predict", "report", "sizes", "train"},
     "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "convert", "__init__"}
