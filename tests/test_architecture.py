@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {"models", "nn", "ops", "train"},
     "predict": {"data", "nn", "sizes", "train"},
     "report": set(),
-    "export": {"convert", "data", "models", "predict", "sizes", "train", "__version__"},
+    "export": {"convert", "data", "metrics", "models", "predict", "sizes", "train", "__version__"},
     "cli": {"bench", "data", "doctor", "export", "predict", "report", "sizes", "train"},
     "__main__": {"cli"},
 }

@@ -1,7 +1,7 @@
 """`deepcontrol export`: the network of a run as a file for a device."""
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,16 +15,16 @@ from ..convert import calibrate, fold
 from ..predict.network import Network, load_network
 from ..sizes import Size
 from ..train.config import Train, load_config
-from ..train.evaluate import evaluate
-from .check import Agreement, check
+from .accuracy import Accuracy, compare
+from .check import Agreement, Runner, check
 from .describe import describe, output_names, write_description
 from .images import RunImages
-from .int8 import pixel_error, quantise
+from .int8 import quantise
 from .packages import require
-from .program import Sizes, sizes_of, trace
+from .program import Sizes, as_tuple, sizes_of, trace
 from .targets import TARGETS, TargetName
 
-Errors = dict[str, float]  # shares of wrongly labelled pixels
+Accuracies = dict[str, Accuracy]
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,14 @@ def run_export(command: Export, console: Console) -> int:
         require(f"--to {command.to}", target.extra)
     network = load_network(command.run, command.checkpoint, torch.device("cpu"))
     sizes = sizes_of(network.model, (command.size or config.size) if target.fixed_size else None)
+    if command.int8 and not sizes.take(config.size):
+        raise ValueError(f"--int8 runs the file on the run's images, and it takes {sizes}")
     out = command.out or command.run / "export" / f"{_name(command, config)}{target.suffix}"
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as folder:
         file = Path(folder) / f"model{target.suffix}"
         images = RunImages(config, command.data_root)
-        agreement, errors = _write(
+        agreement, accuracies = _write(
             command, network, sizes, output_names(config.model), images, file
         )
         file.replace(out)
@@ -85,11 +87,11 @@ def run_export(command: Export, console: Console) -> int:
         "folded": network.norm == "agc" and (command.fold or command.fixed_means),
         "fixed_means": command.fixed_means,
         "int8": command.int8,
-        "validation_pixel_error": errors or None,
+        "validation": {name: asdict(accuracy) for name, accuracy in accuracies.items()} or None,
     }
     about = out.with_name(f"{out.name}.json")
     write_description(about, description)
-    _print(console, out, about, agreement, errors)
+    _print(console, out, about, agreement, accuracies)
     return 0
 
 
@@ -115,7 +117,7 @@ def _write(
     outputs: list[str],
     images: RunImages,
     file: Path,
-) -> tuple[Agreement, Errors]:
+) -> tuple[Agreement, Accuracies]:
     """The file, checked against torch; and what was measured on validation images."""
     target = TARGETS[command.to]
     model = exact = network.model
@@ -124,29 +126,31 @@ def _write(
     elif command.fold and network.norm == "agc":
         model = fold(exact)
     target.write(trace(model, sizes), file, outputs)
-    run = target.run(file)
-    agreement = check(run, exact, sizes)
-    errors: Errors = {}
+    agreement = check(target.run(file), exact, sizes)
+    runs: dict[str, Runner] = {"as trained": lambda images: as_tuple(network.model(images))}
     if command.fixed_means:
-        errors["as trained"] = evaluate(network.model, images.validation()).pixel_error
-    if command.fixed_means or command.int8:
-        errors["exported"] = pixel_error(run, images.validation())
+        runs["fixed means"] = lambda images: as_tuple(exact(images))
     if command.int8:
         quantise(file, images.calibration())
-        errors["int8"] = pixel_error(target.run(file), images.validation())
-    return agreement, errors
+        runs[", ".join([*list(runs)[1:], "int8"])] = target.run(file)
+    if len(runs) == 1:  # the same function, as was checked
+        return agreement, {}
+    with torch.no_grad():
+        return agreement, compare(runs, images.validation())
 
 
-def _print(console: Console, out: Path, about: Path, agreement: Agreement, errors: Errors) -> None:
+def _print(
+    console: Console, out: Path, about: Path, agreement: Agreement, accuracies: Accuracies
+) -> None:
     shapes = " and ".join("x".join(map(str, shape)) for shape in agreement.shapes)
     said = (
         f"{out}: {out.stat().st_size / 2**20:.1f} MiB, described in {about.name}; largest "
         f"difference to torch {agreement.difference:.1e} (on {shapes})"
     )
     console.print(escape(said), highlight=False, soft_wrap=True)
-    if errors:
-        table = Table("network", "wrong validation pixels %")
-        table.columns[1].justify = "right"
-        for name, error in errors.items():
-            table.add_row(name, f"{100 * error:.2f}")
+    if accuracies:
+        table = Table("validation images", "wrong pixels %", "labelled otherwise %")
+        for name, accuracy in accuracies.items():
+            shares = (accuracy.pixel_error, accuracy.relabelled)
+            table.add_row(name, *(f"{100 * share:.2f}" for share in shares))
         console.print(table)

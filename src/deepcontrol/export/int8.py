@@ -5,11 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..data import Batches
-from ..train.evaluate import evaluate
-from .check import Runner
 from .program import INPUT
 
 
@@ -18,7 +15,8 @@ def quantise(path: Path, images: Iterator[Tensor]) -> None:
 
     Ranges are those met on the images. Filters have one scale for each output channel. Everything
     between the convolutions stays fp32, and so do the means of folded neurons: they are sums over
-    a whole map, so their eight bits would shift all of it.
+    a whole map, so their eight bits would shift all of it. They are those of the filters in eight
+    bits, which is what they correct.
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -67,17 +65,3 @@ def _convolutions_of_means(path: Path) -> list[str]:
         for node in graph.node
         if node.op_type == "Conv" and made_by.get(node.input[0]) == "Div"
     ]
-
-
-def pixel_error(run: Runner, batches: Batches) -> float:
-    """The share of wrongly labelled pixels, as `deepcontrol eval` counts it."""
-    return evaluate(_Logits(run), batches).pixel_error
-
-
-class _Logits(nn.Module):
-    def __init__(self, run: Runner) -> None:
-        super().__init__()
-        self._run = run
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self._run(images)[0]

@@ -20,10 +20,10 @@ Shape = tuple[int, int, int, int]  # (N, 3, H, W)
 
 @dataclass(frozen=True)
 class Sizes:
-    """The images that an exported network takes: any size from the smallest on, or a fixed one.
+    """The images that an exported network takes: all from a smallest size on, or those of one.
 
-    Poolings leave at least two rows and columns of the deepest map, because torch.export takes a
-    size of 1 for a constant.
+    The smallest leaves at least two rows and columns of the deepest map, because torch.export
+    takes a size of 1 for a constant.
     """
 
     smallest: int  # pixels a side
@@ -42,12 +42,19 @@ class Sizes:
         """Shapes to try the result with: other ones, with odd sides where those are allowed."""
         if self.fixed is not None:
             return [self.traced]
-        small, step = self.smallest, self.step
-        odd = small + (step if step > 1 else 13)
-        return [(1, 3, small, small), (3, 3, odd, small + step)]
+        side, step = self.smallest, self.step
+        return [(1, 3, side, side), (3, 3, side + (step if step > 1 else 13), side + step)]
 
-    def open(self) -> dict[int, Any] | None:
-        """What torch.export calls dynamic shapes; None if nothing is left open."""
+    def take(self, size: Size) -> bool:
+        """Whether images of that size can be run."""
+        return all(side >= self.smallest and side % self.step == 0 for side in size)
+
+    def __str__(self) -> str:
+        multiples = f" in multiples of {self.step}" if self.step > 1 else ""
+        return f"sides of at least {self.smallest} pixels{multiples}"
+
+    def dynamic_shapes(self) -> dict[int, Any] | None:
+        """As torch.export wants them; None if nothing is left open."""
         if self.fixed is not None:
             return None
         smallest = self.smallest // self.step
@@ -63,18 +70,16 @@ def sizes_of(model: nn.Module, fixed: Size | None = None) -> Sizes:
     """
     unit = int(model.unit)  # type: ignore[arg-type]
     sizes = Sizes(2 * unit, unit if isinstance(model, ClassNet) else 1, fixed)
-    if fixed is not None and (min(fixed) < unit or any(side % sizes.step for side in fixed)):
-        multiple = f" and multiples of {sizes.step}" if sizes.step > 1 else ""
-        height, width = fixed
-        raise ValueError(f"--size needs sides of at least {unit}{multiple}, got {height}x{width}")
+    if fixed is not None and not sizes.take(fixed):
+        raise ValueError(f"--size: expected {sizes}, got {fixed[0]}x{fixed[1]}")
     return sizes
 
 
 def trace(model: nn.Module, sizes: Sizes) -> ExportedProgram:
-    """The network's graph; it holds the model's parameters."""
+    """The network's graph, with its parameters."""
     with torch.no_grad(), torch_warnings_ignored():
         return torch.export.export(
-            model, (torch.randn(sizes.traced),), dynamic_shapes=(sizes.open(),)
+            model, (torch.randn(sizes.traced),), dynamic_shapes=(sizes.dynamic_shapes(),)
         )
 
 
@@ -85,7 +90,7 @@ def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
 
 @contextmanager
 def torch_warnings_ignored() -> Iterator[None]:
-    """Without the warnings that torch has for itself: a user can do nothing about them."""
+    """Without the warnings that exporters have for themselves: a user can do nothing about them."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
