@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from deepcontrol.data.cityscapes import CLASSES, PALETTE
+from deepcontrol.models import classnet, segnet
 from deepcontrol.train.build import build_model
 from deepcontrol.train.checkpoint import Checkpoint, save_best
 from deepcontrol.train.config import Train, save_config
@@ -31,6 +32,15 @@ def make_run(folder: Path, model: str = "segnet", norm: str = "agc") -> Path:
             value += 0.2 * torch.rand(value.shape, generator=generator)
     save_best(folder, Checkpoint(network.state_dict(), {}))
     return folder
+
+
+@pytest.fixture
+def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The networks with two poolings: an exporter takes minutes of a test machine for the rest."""
+    monkeypatch.setattr(segnet, "STAGES", segnet.STAGES[:2])
+    monkeypatch.setattr(classnet, "POOLINGS", 2)
+    for name in ("WIDTHS", "CONVOLUTIONS"):
+        monkeypatch.setattr(classnet, name, getattr(classnet, name)[:3])
 
 
 @pytest.fixture
