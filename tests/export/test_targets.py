@@ -89,7 +89,7 @@ def test_fixed_means_are_measured(run: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.usefixtures("shallow")
 def test_int8(run: Path) -> None:
     pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
+    onnxruntime = pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
     out = run / "export" / "small.onnx"
     rows = export(run, "--int8", "--out", str(out))["validation"]
@@ -103,6 +103,12 @@ def test_int8(run: Path) -> None:
     assert inputs.count("DequantizeLinear") == 6
     assert inputs.count("Div") == 5  # the means of all but the last, in fp32
     assert {made_by[node.input[1]] for node in convolutions} == {"DequantizeLinear"}
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(run / "runs.onnx")
+    onnxruntime.InferenceSession(out, options)
+    runs = [node.op_type for node in onnx.load(run / "runs.onnx").graph.node]
+    assert runs.count("QLinearConv") == 6  # computed in integers, and not in fp32 between casts
 
 
 @pytest.mark.usefixtures("shallow")

@@ -3,7 +3,7 @@
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -89,9 +89,10 @@ def run_export(command: Export, console: Console) -> int:
         "int8": command.int8,
         "validation": {name: asdict(accuracy) for name, accuracy in accuracies.items()} or None,
     }
+    description["check"]["before_int8"] = command.int8
     about = out.with_name(f"{out.name}.json")
     write_description(about, description)
-    _print(console, out, about, agreement, accuracies)
+    _print(console, description, out, agreement, accuracies)
     return 0
 
 
@@ -140,12 +141,17 @@ def _write(
 
 
 def _print(
-    console: Console, out: Path, about: Path, agreement: Agreement, accuracies: Accuracies
+    console: Console,
+    description: dict[str, Any],
+    out: Path,
+    agreement: Agreement,
+    accuracies: Accuracies,
 ) -> None:
     shapes = " and ".join("x".join(map(str, shape)) for shape in agreement.shapes)
+    before = " before int8" if description["int8"] else ""
     said = (
-        f"{out}: {out.stat().st_size / 2**20:.1f} MiB, described in {about.name}; largest "
-        f"difference to torch {agreement.difference:.1e} (on {shapes})"
+        f"{out}: {out.stat().st_size / 2**20:.1f} MiB, described in {out.name}.json; largest "
+        f"difference to torch{before} {agreement.difference:.1e} (on {shapes})"
     )
     console.print(escape(said), highlight=False, soft_wrap=True)
     if accuracies:
