@@ -3,14 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test check format test-gpu bench lock
+.PHONY: help setup demo test check format test-gpu test-ray bench docs lock
 
 help:
-	@echo "make demo      AGC (automatic gain control) beside BatchNorm on the CPU, at batch 1 and 4: a page (under 4 minutes on 2 cores)"
+	@echo "make demo      the paper's main claims in small, on the CPU: verdicts and a page (under 5 minutes on 2 cores)"
 	@echo "make test      the tests, on the CPU"
 	@echo "make check     formatting, lint, types"
 	@echo "make test-gpu  the tests that need a CUDA device"
+	@echo "make test-ray  the test that needs Ray, which it installs into .ray"
 	@echo "make bench     time and memory beside BatchNorm's, to a table, a CSV and a chart (on a CPU about 2 minutes)"
+	@echo "make docs      the documentation, to site/index.html; links are checked"
 	@echo "make setup     the environment alone: .venv, pinned packages, editable install"
 
 setup: $(READY)
@@ -23,7 +25,7 @@ $(READY): requirements.lock pyproject.toml
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python -m deepcontrol reproduce --preset quick --out out/quick
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 -q
@@ -43,8 +45,25 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no CUDA device here")'
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
 
+test-ray: .ray
+	PYTHONPATH=.ray $(BIN)/python -m pytest -q tests/study/test_ray.py
+
+# Ray is an extra, and large: it comes into a folder beside the environment, which stays as it was.
+.ray: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $@.new -c requirements.lock ray
+	rm -rf $@ && mv $@.new $@
+
 bench: $(READY)
 	$(BIN)/python -m deepcontrol bench
+
+# An environment of its own: who uses the library needs none of this. The variable silences an advertisement.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+
+.venv-docs/.ready: requirements-docs.lock
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	touch $@
 
 # Pins what is installed now. torch is pinned without its local version, so that any build of it serves.
 lock:

@@ -33,7 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "predict": {"data", "nn", "sizes", "train"},
     "report": set(),
     "export": {"convert", "data", "metrics", "models", "predict", "sizes", "train", "__version__"},
-    "cli": {"bench", "data", "doctor", "export", "predict", "report", "sizes", "train"},
+    "study": {"bench", "models", "optim", "report", "train"},
+    "cli": {"bench", "data", "doctor", "export", "predict", "report", "sizes", "study", "train"},
     "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "convert", "__init__"}
@@ -75,6 +76,18 @@ def test_directions(path: Path) -> None:
             assert top in STANDARD | {"torch", "deepcontrol"} | triton, (
                 f"{path.name} imports {name}"
             )
+
+
+def test_training_needs_nothing_to_draw_with() -> None:
+    """A machine that only trains may be without these; the command line must start there."""
+    absent = ("matplotlib", "tensorboard", "jinja2", "ray")
+    script = f"""
+import sys
+for name in {absent}:
+    sys.modules[name] = None
+import deepcontrol.cli, deepcontrol.study.worker
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def torch_and_what_it_needs() -> set[str]:

@@ -12,6 +12,7 @@ from .nn import (
     he_init_,
     identity_init_,
     param_groups,
+    unit_init_,
 )
 from .ops import agc
 
@@ -32,4 +33,5 @@ __all__ = [
     "identity_init_",
     "param_groups",
     "to_agc",
+    "unit_init_",
 ]

@@ -21,6 +21,8 @@ from .export import Export, run_export
 from .predict import Predict, run_predict
 from .report import Report, run_report
 from .sizes import Size
+from .study.command import run_reproduce
+from .study.settings import Reproduce
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config import CONFIG, load_config
 from .train.faults import FaultError
@@ -82,11 +84,12 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "export": Export,
     "predict": Predict,
     "report": Report,
+    "reproduce": Reproduce,
     "train": TrainCommand,
 }
 PARSER: dict[str, Any] = {
     "prog": "deepcontrol",
-    "description": "AGC (automatic gain control) networks, data, training and speed.",
+    "description": "AGC (automatic gain control): networks, training, the paper's claims, speed.",
     "config": (tyro.conf.OmitSubcommandPrefixes,),
 }
 
@@ -115,6 +118,8 @@ def main(args: list[str] | None = None) -> int:
                 return run_predict(command, console, Console(stderr=True))
             case Report():
                 return run_report(command, console)
+            case Reproduce():
+                return run_reproduce(command, console)
     except (ValueError, OSError, FaultError) as error:  # a DataError is a ValueError
         complain(Console(stderr=True), "error", error)
         return 1

@@ -2,9 +2,11 @@
 
 import errno
 import itertools
+import json
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -59,6 +61,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(
     assert "step 3 of epoch 2 is not finite" in said
     assert "decoder.1.convolutions.2 (AGCConv2d) was the first to give it" in said
     assert f"{run / 'last'} is the last checkpoint from before that, {run / 'best'} the" in said
+    diverged = json.loads((run / "diverged.json").read_text())
+    assert (diverged["epoch"], diverged["step"]) == (2, 3)
     for now, then in zip(seen["model"].parameters(), seen["parameters"], strict=True):
         assert torch.equal(now, then)
     assert files(run / "last") == seen["last"]
@@ -85,6 +89,8 @@ def test_a_network_that_cannot_be_evaluated_is_neither_written_down_nor_saved(
     assert "after epoch 1 the network's outputs on the validation images are not finite" in said
     assert "nothing was saved yet" in said
     assert [line["epoch"] for line in records.read(run / records.METRICS)] == [0]
+    diverged = json.loads((run / records.DIVERGED).read_text())
+    assert (diverged["epoch"], diverged["step"]) == (1, None)
     assert not (run / "last").exists()
     assert not (run / "best").exists()
 
@@ -262,6 +268,14 @@ def test_a_full_disk_under_tensorboard_ends_tensorboard_alone(
         patch.setattr(SummaryWriter, "close", full)
         events.close()
     assert said == ["TensorBoard stopped: [Errno 28] No space left on device"]
+
+
+def test_without_tensorboard(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    train_here(run, epochs=1)
+    assert capsys.readouterr().out.count("nothing is written for TensorBoard: ") == 1
 
 
 def test_of_concurrent_starts_exactly_one_proceeds(run: Path) -> None:

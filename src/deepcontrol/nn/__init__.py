@@ -7,6 +7,7 @@ from .linear import AGCLinear
 from .memory import saved_bytes
 from .param_groups import param_groups
 from .shared_means import SharedMeans
+from .unit_init import unit_init_
 
 __all__ = [
     "AGC1d",
@@ -22,4 +23,5 @@ __all__ = [
     "identity_init_",
     "param_groups",
     "saved_bytes",
+    "unit_init_",
 ]

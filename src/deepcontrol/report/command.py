@@ -8,26 +8,39 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from .page import write_page
 from .runs import read_runs
+from .study import is_study
 
 
 @dataclass(frozen=True)
 class Report:
     """Draw runs, finished or not, as a page: a table, curves, lambda in each layer, pictures.
 
+    Of the folder of a study (`deepcontrol reproduce`) it draws the verdicts, figure 1 of the paper,
+    lambda and pictures, and writes the figures as files too.
+
     The page is one HTML file that holds its pictures, and needs nothing else.
     """
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
-    """The run folders."""
-    out: Path = Path("out/report")
-    """The folder to write index.html to."""
+    """The run folders, or one study's folder."""
+    out: Path | None = None
+    """The folder to write index.html to; out/report, or the study's own."""
 
 
 def run_report(command: Report, console: Console) -> int:
+    try:  # here, since a machine that only trains may be without matplotlib
+        from .page import write_page
+        from .study_page import write_study_page
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error}: pip install 'deepcontrol[workbench]'") from None
+
     if not command.runs:
         raise ValueError("name a run folder to report on")
+    if len(command.runs) == 1 and is_study(command.runs[0]):
+        page = write_study_page(command.runs[0], command.out or command.runs[0])
+        console.print(f"The page: {escape(str(page))}", highlight=False, soft_wrap=True)
+        return 0
     runs, refused = read_runs(command.runs)
     if not runs:
         raise ValueError("; ".join(refused))
@@ -36,6 +49,6 @@ def run_report(command: Report, console: Console) -> int:
     for run in runs:
         for note in run.notes:
             console.print(f"{escape(run.name)}: {escape(note)}", highlight=False, soft_wrap=True)
-    page = write_page(runs, refused, command.out)
+    page = write_page(runs, refused, command.out or Path("out/report"))
     console.print(f"{len(runs)} run{'s' * (len(runs) > 1)}: {escape(str(page))}", soft_wrap=True)
     return 0

@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -45,10 +46,28 @@ def drawing(width: float, height: float) -> Iterator[Figure]:
 
 def data_uri(figure: Figure) -> str:
     """A figure as an SVG that an <img> holds by itself."""
+    return _as_uri(_svg(figure))
+
+
+def save_figure(figure: Figure, path: Path) -> str:
+    """As path.svg and path.png; returns what data_uri does."""
+    svg = _svg(figure)
+    path.with_suffix(".svg").write_bytes(svg)
+    figure.set_layout_engine("none")  # it is laid out by now, which takes as long as to draw it
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(path.with_suffix(".png"), dpi=150)
+    return _as_uri(svg)
+
+
+def _svg(figure: Figure) -> bytes:
     with matplotlib.rc_context(_STYLE):
         file = io.BytesIO()
         figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return file.getvalue()
+
+
+def _as_uri(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
 def tidy(axes: Axes) -> None:

@@ -33,26 +33,33 @@ class Section:
 
 def write_page(runs: Sequence[Run], refused: Sequence[str], folder: Path) -> Path:
     """Write index.html into a folder; returns its path."""
-    environment = jinja2.Environment(
+    html = (
+        environment()
+        .get_template("page.html")
+        .render(
+            runs=runs,
+            refused=refused,
+            columns=differing(runs),
+            common=in_common(runs),
+            summaries=summarise(runs),
+            sections=sections(runs),
+            curves=data_uri(draw_curves(runs)),
+        )
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "index.html"
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+def environment() -> jinja2.Environment:
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # names and settings come from files
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    html = environment.get_template("page.html").render(
-        runs=runs,
-        refused=refused,
-        columns=differing(runs),
-        common=in_common(runs),
-        summaries=summarise(runs),
-        sections=sections(runs),
-        curves=data_uri(draw_curves(runs)),
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
-    path.write_text(html, encoding="utf-8")
-    return path
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:

@@ -17,6 +17,11 @@ def chosen(samples: Sequence[tuple[int, Path]]) -> list[tuple[int, Path]]:
 
 def picture_uri(path: Path) -> str:
     """A picture as text for an <img>; ValueError if it is none."""
+    return f"data:image/jpeg;base64,{base64.b64encode(as_jpeg(path)).decode()}"
+
+
+def as_jpeg(path: Path) -> bytes:
+    """A picture, small; ValueError if it is none."""
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
@@ -27,4 +32,4 @@ def picture_uri(path: Path) -> str:
     image = image.resize((larger * image.width, larger * image.height), Image.Resampling.NEAREST)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=88, subsampling=0)  # labels' colours keep their borders
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return file.getvalue()

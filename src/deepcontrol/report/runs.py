@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, METRICS, LAYERS, SAMPLES = "config.json", "metrics.jsonl", "layers.jsonl", "samples"
+DIVERGED = "diverged.json"
 
 Row = dict[str, Any]
 
@@ -28,6 +29,7 @@ class Run:
     metrics: list[Row]  # a row an epoch, in order
     layers: list[Row]  # the same, {"epoch": ..., "layers": {...}}
     samples: list[tuple[int, Path]]  # epoch and picture, in order
+    diverged: int | None = None  # the epoch in which a step was not finite
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -74,6 +76,7 @@ def read_run(folder: Path) -> Run:
         metrics=metrics,
         layers=[row for row in layers if isinstance(row.get("layers"), dict)],
         samples=_find_samples(folder),
+        diverged=read_diverged(folder),
         notes=notes,
     )
 
@@ -83,6 +86,14 @@ def number(value: object) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return None
+
+
+def read_diverged(folder: Path) -> int | None:
+    """The epoch in which a run met a step that was not finite, if it did."""
+    try:
+        return _epoch(_as_row(json.loads((folder / DIVERGED).read_text())))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _read_config(folder: Path) -> Row:
@@ -130,7 +141,7 @@ def _find_samples(folder: Path) -> list[tuple[int, Path]]:
     """Pictures by their epoch; none that a link fetches from elsewhere."""
     found = []
     home = folder.resolve()
-    for path in folder.glob(f"{SAMPLES}/epoch-*.png"):
+    for path in folder.glob(f"{SAMPLES}/epoch-*.*"):  # PNG as made, JPEG as packed
         epoch = re.fullmatch(r"epoch-(\d{1,7})", path.stem)
         if epoch and path.resolve().is_relative_to(home):
             found.append((int(epoch[1]), path))

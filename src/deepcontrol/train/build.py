@@ -8,12 +8,16 @@ import torch
 from torch import nn
 
 from ..data import Augment, Batches, Cache, Source, open_source, prepare
+from ..data.batches import normalised
 from ..losses import class_weights
 from ..models import ClassNet, SegNet
-from ..nn import he_init_, identity_init_
+from ..nn import AGCConv2d, he_init_, identity_init_
+from ..nn.unit_init import scale_to_unit_
 from .config import Train
 from .distributed import Group
 from .objective import Objective
+
+EXAMPLES = 4  # images that --init unit looks at
 
 
 class Sources(NamedTuple):
@@ -33,14 +37,33 @@ def build_network(config: Train, num_classes: int) -> nn.Module:
 
 
 def build_model(config: Train, num_classes: int) -> nn.Module:
-    """The network as a run starts with it: a function of the configuration alone."""
-    start = {"he": he_init_, "identity": identity_init_}[config.init]
-    return start(build_network(config, num_classes), torch.Generator().manual_seed(config.seed))
+    """The network as a run starts with it, but for what `fit_to_images_` does."""
+    start = {"he": he_init_, "identity": identity_init_, "unit": he_init_}[config.init]
+    model = build_network(config, num_classes)
+    start(model, torch.Generator().manual_seed(config.seed))
+    fixed = {"mean_scale": config.fixed_lambda, "gain": config.fixed_gamma}
+    for neuron in model.modules():
+        if isinstance(neuron, AGCConv2d):
+            for name, value in fixed.items():
+                if value is not None:
+                    nn.init.constant_(neuron.get_parameter(name), value).requires_grad_(False)
+    return model
+
+
+def fit_to_images_(model: nn.Module, config: Train, cache: Cache) -> None:
+    """The rest of --init unit: a function of the configuration and of the first training images.
+
+    On the CPU, wherever the run computes, so that it starts alike everywhere.
+    """
+    if config.init == "unit":
+        images = normalised(torch.from_numpy(cache.images[:EXAMPLES]))
+        ends = [getattr(model, name) for name in ("classify", "outline") if hasattr(model, name)]
+        scale_to_unit_(model, images, ends)
 
 
 def build_objective(config: Train, cache: Cache, device: torch.device) -> Objective:
     """The loss with ENet's weights from the training images' labels."""
-    weights = class_weights(torch.from_numpy(cache.histogram))
+    weights = config.class_weight_scale * class_weights(torch.from_numpy(cache.histogram))
     return Objective(config.model, weights.to(device))
 
 
@@ -79,5 +102,5 @@ def build_data(
         workers=config.workers,
         **place,  # type: ignore[arg-type]
     )
-    val = Batches(caches[1], config.batch_size, workers=config.workers, **place)  # type: ignore[arg-type]
+    val = Batches(caches[1], config.evaluated_at_once, workers=config.workers, **place)  # type: ignore[arg-type]
     return Data(train, val)

@@ -1,6 +1,7 @@
 """What `deepcontrol train` can be asked, and how a run folder remembers it."""
 
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -63,8 +64,16 @@ class Train:
     """How often every image is seen. A run can be continued with more."""
     seed: int = 0
     """Of the filters, of the images' order and of their augmentation."""
-    init: Literal["he", "identity"] = "he"
-    """How the filters start: He fan-in, or the identity wherever a layer can be one."""
+    init: Literal["he", "identity", "unit"] = "he"
+    """How the filters start: He fan-in, or the identity wherever a layer can be one, as in the
+    paper; or scaled so that every neuron activates maps of variance 1, which AGC learns from
+    sooner."""
+    fixed_lambda: float | None = None
+    """Keep lambda, the share of the mean that AGC subtracts, at this value; else it is learnt."""
+    fixed_gamma: float | None = None
+    """Keep gamma, AGC's gain, at this value; else it is learnt."""
+    class_weight_scale: float = 1.0
+    """The mean of the classes' weights in the loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -82,14 +91,21 @@ class Train:
     workers: int = 0
     """Threads that make batches ahead of their use. Whatever the number, the batches are equal.
     Data that a GPU holds need none."""
+    eval_batch_size: int | None = None
+    """Images evaluated at once, over all processes; --batch-size unless told otherwise. More take
+    less time and more memory."""
+    save_epochs: int = 1
+    """Save at the end of every so many epochs, and of the last one: where an epoch takes a second,
+    the disk would be what takes the time. `best` is the best of these epochs."""
     save_steps: int = 0
-    """Save after every so many steps too; 0 is at the end of each epoch alone."""
+    """Save after every so many steps too; 0 is at the end of epochs alone."""
     sample_epochs: tuple[int, ...] = (1, 10, 50, 100, 150)
     """Draw a few validation images with their predictions after these epochs."""
 
     def __post_init__(self) -> None:
-        at_least = {"batch_size": 1, "epochs": 1, "seed": 0, "workers": 0, "save_steps": 0}
-        for name in ("train_limit", "val_limit"):
+        at_least = dict.fromkeys(("batch_size", "epochs", "save_epochs"), 1)
+        at_least |= dict.fromkeys(("seed", "workers", "save_steps"), 0)
+        for name in ("train_limit", "val_limit", "eval_batch_size"):
             if getattr(self, name) is not None:
                 at_least[name] = 1
         for name, least in at_least.items():
@@ -103,8 +119,20 @@ class Train:
             raise ValueError(f"--size must be at least {SMALLEST}x{SMALLEST}, got {size}")
         if not 0 < self.width <= 16:
             raise ValueError(f"--width must be above 0 and at most 16, got {self.width}")
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            raise ValueError(f"--lr must be positive, got {self.lr}")
+        for name in ("lr", "class_weight_scale"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"--{_flag(name)} must be positive, got {value}")
+        if self.init == "unit" and self.norm != "agc":
+            raise ValueError(f"--init unit is for --norm agc, not {self.norm}")
+        for name in ("fixed_lambda", "fixed_gamma"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if self.norm != "agc":
+                raise ValueError(f"--{_flag(name)} is for --norm agc, not {self.norm}")
+            if not math.isfinite(value):
+                raise ValueError(f"--{_flag(name)} must be a number, got {value}")
         if not 0 <= self.momentum <= HIGHEST_MOMENTUM:
             raise ValueError(
                 f"--momentum must be from 0 to {HIGHEST_MOMENTUM}, got {self.momentum}"
@@ -113,6 +141,10 @@ class Train:
     @property
     def rate(self) -> float:
         return learning_rate(self.batch_size) if self.lr is None else self.lr
+
+    @property
+    def evaluated_at_once(self) -> int:
+        return self.batch_size if self.eval_batch_size is None else self.eval_batch_size
 
 
 class ConfigChangedError(ValueError):
@@ -138,7 +170,7 @@ def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
     if not isinstance(config, dict) or not isinstance(derived, dict):
         raise ValueError(f"{path} has no config")
     try:
-        return _from_json({**config, "out": str(run)}), derived
+        return from_json({**config, "out": str(run)}), derived
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -173,7 +205,7 @@ def to_json(config: Train) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _from_json(values: Mapping[str, Any]) -> Train:
+def from_json(values: Mapping[str, Any]) -> Train:
     hints = typing.get_type_hints(Train)
     unknown, missing = set(values) - set(hints), set(hints) - set(values)
     if unknown or missing:

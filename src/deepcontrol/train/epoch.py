@@ -3,12 +3,16 @@
 import time
 from typing import Any
 
+import torch
+
+from ..data import Batch
+from ..metrics import ConfusionMatrix
 from . import records
 from .devices import peak_mib
 from .evaluate import evaluate, evaluating
 from .faults import NotFiniteError
 from .progress import epoch_line
-from .run import Run
+from .run import Run, images_in
 from .samples import sample_sheet, save_png
 from .trouble import evaluation_fault
 
@@ -18,10 +22,13 @@ def close_epoch(run: Run) -> None:
     started = time.perf_counter()
     run.group.share_buffers_(run.model)
     run.show.begin("evaluating", len(run.val))
-    done = 0
+    done, loss_sum = 0, torch.zeros((), dtype=torch.float64, device=run.group.device)
 
-    def after_each() -> None:
+    def after_each(batch: Batch, outputs: Any) -> None:
         nonlocal done
+        images = images_in(run.val, done)
+        loss = run.objective.loss(outputs, *run.targets(batch, images))
+        loss_sum.add_(run.group.mean(loss).double() * images)
         done += 1
         run.show.advance(done)
         run.stop_if_asked()
@@ -35,7 +42,8 @@ def close_epoch(run: Run) -> None:
     sheet = None
     if epoch in run.config.sample_epochs:
         sheet = sample_sheet(run.model, run.val, run.step.autocast)
-    metrics = metrics_of(run, epoch, matrix.pixel_error, matrix.mean_iou, started)
+    val_loss = float(loss_sum) / len(run.val.cache)
+    metrics = metrics_of(run, epoch, val_loss, matrix, started)
     if run.group.leads:
         write(run, metrics, layers)
         if sheet is not None:
@@ -53,15 +61,18 @@ def look_at_layers(run: Run) -> dict[str, Any]:
         return run.watch.look(batch.images, run.group, real)
 
 
-def metrics_of(run: Run, epoch: int, error: float, mean_iou: float, started: float) -> Any:
+def metrics_of(
+    run: Run, epoch: int, val_loss: float, matrix: ConfusionMatrix, started: float
+) -> Any:
     """The epoch's line; only seconds, images_per_s and peak_mib depend on the clock."""
     position, trained = run.position, epoch > 0
     return {
         "epoch": epoch,
         "step": epoch * len(run.train),
         "train_loss": float(run.loss_sum) / position.images if trained else None,
-        "val_error": error,
-        "val_mean_iou": mean_iou,
+        "val_loss": val_loss,
+        "val_error": matrix.pixel_error,
+        "val_mean_iou": matrix.mean_iou,
         "lr": run.config.rate,
         "seconds": position.seconds + time.perf_counter() - started,
         "images_per_s": position.images / position.seconds if trained else None,
@@ -76,7 +87,7 @@ def write(run: Run, metrics: dict[str, Any], layers: dict[str, Any]) -> None:
     records.append(folder / records.METRICS, metrics)
     if run.events is None:
         return
-    names = ("train_loss", "val_error", "val_mean_iou", "images_per_s")
+    names = ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s")
     values = {name: metrics[name] for name in names if metrics[name] is not None}
     for layer, about in layers.items():
         for name, value in about.items():

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..data import Batches
+from ..data import Batch, Batches
 from ..metrics import ConfusionMatrix, sum_over_processes_
 from .faults import NotFiniteError
 from .objective import class_logits
@@ -16,12 +17,13 @@ def evaluate(
     model: nn.Module,
     batches: Batches,
     autocast: torch.dtype | None = None,
-    after_each: Callable[[], None] = lambda: None,
+    after_each: Callable[[Batch, Any], None] = lambda batch, outputs: None,
 ) -> ConfusionMatrix:
     """The confusion matrix over all images, in evaluation mode; the model is left as it was.
 
     Where several processes evaluate together, each its own share of every batch, all get the sum:
-    every image has been counted once. `after_each` is called between batches, and may raise.
+    every image has been counted once. `after_each` gets every batch with the model's outputs, and
+    may raise.
 
     NotFiniteError, in all of them, if a logit was not finite: the largest of NaNs is a class too,
     and would be counted as a prediction.
@@ -30,10 +32,11 @@ def evaluate(
     bad = torch.zeros((), dtype=torch.int64, device=batches.device)  # batches
     with evaluating(model, batches.device, autocast):
         for batch in batches.epoch():
-            logits = class_logits(model(batch.images))
+            outputs = model(batch.images)
+            logits = class_logits(outputs)
             bad += ~torch.isfinite(logits).all()
             matrix.update(logits.argmax(1), batch.labels)
-            after_each()
+            after_each(batch, outputs)
     matrix.reduce()
     sum_over_processes_(bad)
     if bad:

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-from torch.utils.tensorboard import SummaryWriter
+from typing import Any
 
 
 class Events:
@@ -12,8 +11,10 @@ class Events:
 
     def __init__(self, folder: Path, next_epoch: int, say: Callable[[str], None]) -> None:
         self._say = say
-        self._writer: SummaryWriter | None = None
+        self._writer: Any = None
         with self._spared():
+            from torch.utils.tensorboard import SummaryWriter  # a machine may be without it
+
             self._writer = SummaryWriter(str(folder), purge_step=next_epoch)
 
     def write(self, values: Mapping[str, float], epoch: int) -> None:
@@ -33,6 +34,8 @@ class Events:
     def _spared(self) -> Iterator[None]:
         try:
             yield
+        except ImportError as error:
+            self._say(f"nothing is written for TensorBoard: {error}")
         except OSError as error:
             self._writer = None
             self._say(f"TensorBoard stopped: {error}")

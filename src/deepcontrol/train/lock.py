@@ -12,6 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def is_locked(run: Path) -> bool:
+    """Whether a process is at work in a run folder; nothing is made or changed."""
+    try:
+        with (run / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 class RunInUseError(OSError):
     """Somebody else is at work in that folder."""
 

@@ -15,7 +15,7 @@ from .faults import is_out_of_memory, out_of_memory_at_start
 from .interrupts import Stopped, interrupts
 from .lock import RunInUseError, locked
 from .progress import Show, step_words
-from .run import Run, open_run
+from .run import Run, images_in, open_run
 from .saving import snapshot
 from .trouble import memory_fault, raise_if_not_finite
 
@@ -71,7 +71,8 @@ def train_epochs(run: Run) -> None:
     while position.epoch < epochs:
         train_rest_of_epoch(run)
         close_epoch(run)
-        save(run, is_best=position.best_epoch == position.epoch)
+        if run.saves_after(position.epoch):
+            save(run, is_best=position.best_epoch == position.epoch)
     run.saver.wait()
     run.show.say(f"all {epochs} epochs are done: {run.config.out}")
 
@@ -83,8 +84,8 @@ def train_rest_of_epoch(run: Run) -> None:
     run.show.begin(f"epoch {epoch}/{config.epochs}", steps)
     mark = time.perf_counter()
     for batch in run.train.epoch(epoch, start=position.step):
-        images = run.batch_images(position.step)
-        loss = run.step(batch.images, *run.targets(batch, position.step))
+        images = images_in(run.train, position.step)
+        loss = run.step(batch.images, *run.targets(batch, images))
         run.loss_sum += loss.double() * images
         position.step += 1
         position.images += images

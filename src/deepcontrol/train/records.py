@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 METRICS, LAYERS = "metrics.jsonl", "layers.jsonl"
+DIVERGED = "diverged.json"  # there if a step was not finite: which one
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

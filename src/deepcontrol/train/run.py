@@ -16,7 +16,7 @@ from .. import __version__
 from ..data import Batch, Batches
 from ..optim import sgd
 from . import records
-from .build import build_data, build_model, build_objective, open_sources
+from .build import build_data, build_model, build_objective, fit_to_images_, open_sources
 from .checkpoint import CheckpointError, load_last
 from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast
@@ -85,6 +85,10 @@ class Run:
         step = self.position.step
         return step % LOOK_EVERY[self.group.device.type] == 0 or step == len(self.train)
 
+    def saves_after(self, epoch: int) -> bool:
+        """Whether an epoch ends in a checkpoint."""
+        return epoch % self.config.save_epochs == 0 or epoch == self.config.epochs
+
     def where(self) -> str:
         """What is trained, and from where on."""
         config, device = self.config, self.group.device
@@ -99,16 +103,12 @@ class Run:
             f"{device.type} {numbers}{processes}; {at}"
         )
 
-    def batch_images(self, number: int) -> int:
-        """Images in a batch of an epoch, over all processes: the last may have fewer."""
-        return min(self.train.batch_size, len(self.train.cache) - number * self.train.batch_size)
-
-    def targets(self, batch: Batch, number: int) -> tuple[Tensor, ...]:
-        """What the loss takes beside the outputs, for batch `number` of an epoch."""
+    def targets(self, batch: Batch, images: int) -> tuple[Tensor, ...]:
+        """What the loss takes beside the outputs, for a batch of so many images over all."""
         targets = self.objective.targets(batch)
         if self.group.world == 1:
             return targets
-        return (*targets, self.group.shares(batch.labels, self.batch_images(number)))
+        return (*targets, self.group.shares(batch.labels, images))
 
     def stop_if_asked(self) -> None:
         """Stopped, in all processes at once, if one of them got a signal."""
@@ -123,8 +123,15 @@ class Run:
         position.step = position.images = 0
         position.seconds = position.loss_sum = 0.0
         self.loss_sum.zero_()
-        if position.epoch > 0 and error < position.best_error:
+        if position.epoch < 1 or not self.saves_after(position.epoch):
+            return
+        if error < position.best_error:
             position.best_error, position.best_epoch = error, position.epoch
+
+
+def images_in(batches: Batches, number: int) -> int:
+    """Images in batch `number` of an epoch, over all processes: the last may have fewer."""
+    return min(batches.batch_size, len(batches.cache) - number * batches.batch_size)
 
 
 @contextmanager
@@ -143,7 +150,9 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     train, val = build_data(config, sources, group, decoding)
     data = group.from_first(fingerprints(train, val) if group.leads else {})
     check_same_data(config.out, data, before)
-    model = build_model(config, len(sources.train.classes)).to(group.device)
+    model = build_model(config, len(sources.train.classes))
+    fit_to_images_(model, config, train.cache)
+    model.to(group.device)
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrapped = wrap(model, config, group)
@@ -166,6 +175,7 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         save_config(config, derived(config, model, train, val, data), about())
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
+        (config.out / records.DIVERGED).unlink(missing_ok=True)  # it is tried again
         events = Events(config.out, position.epoch + 1, show.say)
     saver = Saver(config.out)
     try:

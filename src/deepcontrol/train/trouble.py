@@ -1,10 +1,12 @@
 """A run in trouble: what is looked at, once something is known to be wrong."""
 
+import json
 from copy import copy
 
 import torch
 
 from ..data import Batch, Batches
+from . import records
 from .evaluate import evaluating, predict
 from .faults import (
     FaultError,
@@ -16,7 +18,7 @@ from .faults import (
     what_is_kept,
 )
 from .guard import Reading
-from .run import Run
+from .run import Run, images_in
 
 
 def raise_if_not_finite(run: Run, seen: Reading | None = None) -> None:
@@ -29,17 +31,31 @@ def raise_if_not_finite(run: Run, seen: Reading | None = None) -> None:
         return
     epochs_before, number = divmod(run.first_step + reading.good_steps, len(run.train))
     batch = next(iter(run.train.epoch(epochs_before + 1, start=number)))
+    images = images_in(run.train, number)
     with _autocast(run):
         culprit = find_culprit(
-            run.model, run.objective.loss, batch.images, run.targets(batch, number)
+            run.model, run.objective.loss, batch.images, run.targets(batch, images)
         )
     culprits = run.group.gathered(culprit)
-    raise not_finite(epochs_before + 1, number + 1, culprits, kept(run))
+    fault = not_finite(epochs_before + 1, number + 1, culprits, kept(run))
+    note_divergence(run, epochs_before + 1, number + 1, fault)
+    raise fault
 
 
 def evaluation_fault(run: Run) -> FaultError:
     """What to say when the epoch at hand cannot be evaluated."""
-    return diverged(run.position.epoch + 1, kept(run))
+    epoch = run.position.epoch + 1
+    fault = diverged(epoch, kept(run))
+    if epoch > 0:  # a network that was never trained has not diverged: it is no result
+        note_divergence(run, epoch, None, fault)
+    return fault
+
+
+def note_divergence(run: Run, epoch: int, step: int | None, fault: FaultError) -> None:
+    """That a run diverged is a result, and others must be able to tell it from a failure."""
+    if run.group.leads:
+        about = {"epoch": epoch, "step": step, "fault": str(fault)}
+        records.write_whole(run.config.out / records.DIVERGED, json.dumps(about) + "\n")
 
 
 def kept(run: Run) -> str:
@@ -67,14 +83,17 @@ def memory_fault(run: Run) -> FaultError:
 
 
 def _step_and_evaluation(run: Run, images: int) -> None:
-    """A step without its update, then a prediction, of so many images: it may be of larger ones."""
+    """A step without its update, then a prediction as evaluations have it: of larger images, or of
+    more at once."""
     batch = _first(run.train, images)
     with _autocast(run):
         loss = run.objective.loss(run.model(batch.images), *run.objective.targets(batch))
     torch.autograd.grad(loss, [p for p in run.model.parameters() if p.requires_grad])
     del batch, loss
+    asked = run.config.eval_batch_size
+    evaluated = images if asked is None else -(-asked // run.group.world)
     with evaluating(run.model, run.group.device, run.step.autocast):
-        predict(run.model, _first(run.val, images).images)
+        predict(run.model, _first(run.val, evaluated).images)
 
 
 def _first(batches: Batches, images: int) -> Batch:

@@ -1,0 +1,120 @@
+"""How a network starts, and how soon it learns: He's filters, identity, unit variance, BatchNorm.
+
+    python benchmarks/start.py --out benchmarks/results/start-cpu.csv
+
+For each start: the deviation of the logits and the size of the first layer's gradient before any
+step (SegNet on drawn street scenes), then the training loss and the validation error after each
+epoch at the paper's rate. Minutes on a CPU.
+"""
+
+import argparse
+import csv
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from deepcontrol import AGCConv2d, he_init_, identity_init_
+from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
+from deepcontrol.losses import class_weights, pixel_cross_entropy
+from deepcontrol.metrics import ConfusionMatrix
+from deepcontrol.models import SegNet
+from deepcontrol.nn.unit_init import scale_to_unit_
+
+SIZE, WIDTH = (48, 96), 0.25
+STARTS = ("bn", "he", "identity", "he x 1.21", "unit, classifier as He's", "unit")
+
+
+def started(start: str, seed: int, images: Tensor) -> SegNet:
+    torch.manual_seed(seed)
+    model = SegNet(19, WIDTH, "bn" if start == "bn" else "agc")
+    (identity_init_ if start == "identity" else he_init_)(model)
+    if start == "he x 1.21":  # what a ReLU's mean takes from the variance, put back
+        for neuron in model.modules():
+            if isinstance(neuron, AGCConv2d):
+                nn.init.constant_(neuron.gain, 1 / math.sqrt(1 - 1 / math.pi))
+    elif start == "unit":
+        scale_to_unit_(model, images, [model.classify])
+    elif start.startswith("unit"):
+        scale_to_unit_(model, images)
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out/start.csv"))
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--batches", type=int, nargs="+", default=[4, 1])
+    flags = parser.parse_args()
+    folder = Path("out/cache")
+    caches = [
+        prepare(open_source("streets", split, limit=limit), SIZE, folder)
+        for split, limit in (("train", 96), ("val", 16))
+    ]
+    weights = class_weights(torch.from_numpy(caches[0].histogram))
+    first = next(iter(Batches(caches[0], 4).epoch()))
+    rows = []
+    for batch_size in flags.batches:
+        for seed in range(flags.seeds):
+            for start in STARTS:
+                model = started(start, seed, first.images)
+                logits = model(first.images)
+                pixel_cross_entropy(logits, first.labels, weights).backward()
+                filters = next(p for p in model.parameters() if p.dim() == 4)
+                assert filters.grad is not None
+                row = {
+                    "start": start,
+                    "batch": batch_size,
+                    "seed": seed,
+                    "logits_deviation": f"{logits.std().item():.2e}",
+                    "first_gradient": f"{(filters.grad.norm() / filters.norm()).item():.2e}",
+                }
+                optimiser = torch.optim.SGD(model.parameters(), 0.02 * batch_size, momentum=0.9)
+                batches = Batches(caches[0], batch_size, augment=Augment(), seed=seed)
+                for epoch in range(flags.epochs):
+                    loss, error = one_epoch(model, optimiser, batches, epoch, weights, caches[1])
+                    rows.append(
+                        {
+                            **row,
+                            "epoch": epoch + 1,
+                            "loss": f"{loss:.4f}",
+                            "val_error": f"{error:.4f}",
+                        }
+                    )
+                    print(*rows[-1].values(), flush=True)
+    flags.out.parent.mkdir(parents=True, exist_ok=True)
+    with flags.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def one_epoch(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    batches: Batches,
+    epoch: int,
+    weights: Tensor,
+    val: Cache,
+) -> tuple[float, float]:
+    """The mean training loss, and the share of wrong pixels afterwards."""
+    losses = []
+    model.train()
+    for batch in batches.epoch(epoch):
+        optimiser.zero_grad()
+        loss = pixel_cross_entropy(model(batch.images), batch.labels, weights)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    model.eval()
+    matrix = ConfusionMatrix(19)
+    with torch.no_grad():
+        for batch in Batches(val, 8).epoch():
+            matrix.update(model(batch.images).argmax(1), batch.labels)
+    return sum(losses) / len(losses), matrix.pixel_error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The runs of a study, in the order in which they are worth their time, and how far each is."""
+
+import json
+import shutil
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..report.runs import METRICS, read_diverged, read_run
+from ..train.checkpoint import BEST, LAST, PREVIOUS
+from ..train.config import Train
+from ..train.lock import is_locked
+from .arms import Arm
+from .claims import Claim
+from .figure import PANELS
+from .measures import Curve, Filters
+from .presets import Preset
+
+RUNS, LOGS = "runs", "logs"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    arm: Arm
+    seed: int
+    config: Train
+
+    @property
+    def name(self) -> str:
+        return self.config.out.name
+
+    @property
+    def folder(self) -> Path:
+        return self.config.out
+
+
+def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path | None) -> list[Job]:
+    """Each run once. First what figure 1 draws: with the first seed, then with the next; a verdict
+    takes several. Then all others, likewise."""
+    figure = {arm.at_rate_times(preset.rates_times) for panel in PANELS for arm in panel.lines}
+    arms = dict.fromkeys(arm for claim in claims for arm in claim.arms)
+    jobs = []
+    for is_drawn in (True, False):
+        for seed in range(preset.seeds):
+            for arm in arms:
+                if (arm in figure) == is_drawn:
+                    folder = out / RUNS / f"{arm.name}-s{seed}"
+                    jobs.append(Job(arm, seed, preset.config(arm, seed, folder, data_root)))
+    return jobs
+
+
+def command(config: Train) -> list[str]:
+    """The command that makes the same run by itself; what has its usual value is left out."""
+    words = ["deepcontrol", "train"]
+    for f in fields(Train):
+        value = getattr(config, f.name)
+        if value == f.default and f.name != "out":
+            continue
+        words.append(f"--{f.name.replace('_', '-')}")
+        if f.name == "size":
+            words.append("x".join(map(str, value)))
+        elif isinstance(value, tuple):
+            words += map(str, value)
+        elif not isinstance(value, bool):
+            words.append(str(value))
+    return words
+
+
+def from_nowhere(config: Train) -> Train:
+    """The same without the paths of the machine at hand, which say nothing elsewhere."""
+    root = config.data_root
+    return replace(
+        config,
+        out=Path(RUNS) / config.out.name,
+        data_root=None if root is None else Path(root.name),
+    )
+
+
+def drop_checkpoints(job: Job) -> None:
+    """Of a run that is over: the metrics are the result, and a network takes half a gigabyte."""
+    if not is_locked(job.folder):
+        for name in (LAST, PREVIOUS, BEST):
+            shutil.rmtree(job.folder / name, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, by what its folder says."""
+
+    epoch: int  # the last whose line is written; -1 before any
+    error: float | None  # the last one, a share
+    diverged: int | None  # in which epoch
+
+    def is_over(self, config: Train) -> bool:
+        return self.diverged is not None or self.epoch >= config.epochs
+
+
+def progress(job: Job) -> Progress:
+    """From the last whole line of its metrics: cheap enough to look again and again."""
+    row: dict[str, Any] = {}
+    try:
+        for line in reversed((job.folder / METRICS).read_text().splitlines()):
+            try:
+                row = json.loads(line)
+                break
+            except ValueError:  # torn, or being written
+                continue
+    except OSError:
+        pass
+    return Progress(row.get("epoch", -1), row.get("val_error"), read_diverged(job.folder))
+
+
+def finished_curve(job: Job) -> Curve | None:
+    """What came of a run; None while it is not over."""
+    if not progress(job).is_over(job.config):
+        return None
+    run = read_run(job.folder)
+    columns = {}
+    for name, factor in (("val_error", 100.0), ("val_loss", 1.0)):
+        pairs = zip(*run.series(name), strict=True)
+        columns[name] = tuple(factor * v for e, v in pairs if 0 < e <= job.config.epochs)
+    lambdas = []
+    last = run.layers[-1]["layers"] if run.layers else {}
+    for layer in last.values():
+        if "mean_scale" in layer:
+            of_filters = layer["mean_scale"]
+            lambdas.append(Filters(of_filters["mean"], of_filters["min"], of_filters["max"]))
+    return Curve(columns["val_error"], columns["val_loss"], tuple(lambdas), run.diverged)

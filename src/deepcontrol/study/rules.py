@@ -1,0 +1,210 @@
+"""The rules that decide: pure functions from curves over seeds to verdicts.
+
+A check names a quantity and an open region that the quantity must lie in: the difference of two
+arms' means of some measure, an arm's mean, or a ratio of the benchmark. A claim is reproduced if
+all its checks hold, not reproduced if one fails, and undecided otherwise.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Literal
+
+from .arms import Arm
+from .intervals import Interval, difference, mean_of
+from .measures import Curve, Measure
+
+Verdict = Literal["reproduced", "not reproduced", "undecided"]
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that rules look at: finished runs by arm, and the rows of the benchmark."""
+
+    curves: Mapping[Arm, Sequence[Curve]] = field(default_factory=dict)
+    bench: Sequence[Row] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a check: the quantity, its region in words, what was found, and the verdict."""
+
+    quantity: str
+    region: str
+    found: str
+    values: tuple[str, ...]  # what the quantity was computed from
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """measure(arm) - measure(against), or measure(arm), lies between low and high."""
+
+    measure: Measure
+    arm: Arm
+    against: Arm | None = None
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return (self.arm,) if self.against is None else (self.arm, self.against)
+
+    @property
+    def quantity(self) -> str:
+        less = "" if self.against is None else f" less {self.against}"
+        return f"{self.measure.words}: {self.arm}{less}"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        runs = {arm: evidence.curves.get(arm, ()) for arm in self.arms}
+        numbers = {arm: [self.measure.of(curve) for curve in runs[arm]] for arm in self.arms}
+        region = in_words(self.low, self.high, self._unit)
+        values = tuple(
+            f"{self.measure.words}, {arm}: {spread(numbers[arm], self.measure.unit)}"
+            for arm in self.arms
+        )
+        missing = [str(arm) for arm in self.arms if not numbers[arm]]
+        if missing:
+            found = f"no finished run of {' and '.join(missing)}"
+            return Finding(self.quantity, region, found, values, "undecided")
+        if self.against is None:
+            interval = mean_of(numbers[self.arm])
+        else:
+            interval = difference(numbers[self.arm], numbers[self.against])
+        found = self._found(interval, numbers)
+        return Finding(self.quantity, region, found, values, decide(interval, self.low, self.high))
+
+    def at_rates_times(self, factor: float) -> "Check":
+        against = None if self.against is None else self.against.at_rate_times(factor)
+        return replace(self, arm=self.arm.at_rate_times(factor), against=against)
+
+    @property
+    def _unit(self) -> str:
+        if self.measure.unit == "%" and self.against is not None:
+            return " points"
+        return self.measure.unit and f" {self.measure.unit}"
+
+    def _found(self, interval: Interval, numbers: Mapping[Arm, Sequence[float]]) -> str:
+        seeds = " and ".join(dict.fromkeys(str(len(n)) for n in numbers.values()))
+        of_seeds = f"{seeds} seed{'s' * (seeds != '1')}"
+        if math.isinf(interval.middle):
+            return f"{'worse' if interval.middle > 0 else 'better'} without bound: runs diverged"
+        if math.isnan(interval.middle):
+            return "nothing to compare: runs diverged, or say nothing of it"
+        if math.isinf(interval.low):
+            return f"{interval.middle:.2f}{self._unit}, {of_seeds}: no spread to judge by"
+        return (
+            f"{interval.middle:.2f}{self._unit}, 90% within {interval.low:.2f} and "
+            f"{interval.high:.2f}, {of_seeds}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRatio:
+    """column(over) / column(under) of SegNet's rows lies above `low`; each in its best engine."""
+
+    words: str
+    column: str
+    over: str
+    under: str
+    group: str = "segnet"
+    batch: int
+    low: float
+
+    arms: tuple[Arm, ...] = ()  # it needs no run
+
+    @property
+    def quantity(self) -> str:
+        return f"{self.words}: {self.over.upper()} over {self.under.upper()}"
+
+    def judge(self, evidence: Evidence) -> Finding:
+        over, under = (self._best(evidence.bench, who) for who in (self.over, self.under))
+        region = in_words(self.low, math.inf, "")
+        if over is None or under is None:
+            found = "the benchmark's file has no such rows: deepcontrol bench"
+            return Finding(self.quantity, region, found, (), "undecided")
+        values = tuple(
+            f"{who.upper()} {row[self._middle]}"
+            for who, row in ((self.over, over), (self.under, under))
+        )
+        interval = Interval(*(self._ratio(over, under, ends) for ends in self._ends))
+        verdict = decide(interval, self.low, math.inf)
+        return Finding(self.quantity, region, f"{interval.middle:.2f}", values, verdict)
+
+    def at_rates_times(self, factor: float) -> "BenchRatio":
+        del factor  # a step takes as long at any rate
+        return self
+
+    @property
+    def _timed(self) -> bool:
+        return self.column == "ms"
+
+    @property
+    def _middle(self) -> str:
+        return f"{self.column}_p50" if self._timed else self.column
+
+    @property
+    def _ends(self) -> tuple[tuple[str, str], ...]:
+        """Columns of the ratio's middle and of its ends: a time has a spread, memory has none."""
+        if not self._timed:
+            return ((self.column, self.column),) * 3
+        p20, p50, p80 = (f"{self.column}_{p}" for p in ("p20", "p50", "p80"))
+        return (p50, p50), (p20, p80), (p80, p20)
+
+    def _ratio(self, over: Row, under: Row, columns: tuple[str, str]) -> float:
+        return float(over[columns[0]]) / float(under[columns[1]])
+
+    def _best(self, rows: Sequence[Row], contender: str) -> Row | None:
+        key = {"group": self.group, "contender": contender, "batch": str(self.batch)}
+        key |= {"dtype": "bf16", "width": "1", "size": "256x512"}
+        found = [r for r in rows if key.items() <= r.items() and self._middle in r]
+        # The fastest engine for time, the leanest for memory; of batches the largest one.
+        sign = -1 if self.column == "largest_batch" else 1
+        return min(found, key=lambda r: sign * float(r[self._middle]), default=None)
+
+
+def decide(interval: Interval, low: float, high: float) -> Verdict:
+    """By where the interval lies: in the open region, outside of it, or across its border."""
+    # An end that is infinite is no border, not even for what diverged.
+    above = math.isinf(low) or interval.low > low
+    below = math.isinf(high) or interval.high < high
+    if above and below:
+        return "reproduced"
+    beside = (not above and interval.high <= low) or (not below and interval.low >= high)
+    return "not reproduced" if beside else "undecided"
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a claim, from those of its checks."""
+    if "not reproduced" in verdicts:
+        return "not reproduced"
+    return "reproduced" if verdicts and set(verdicts) == {"reproduced"} else "undecided"
+
+
+def in_words(low: float, high: float, unit: str) -> str:
+    """
+    >>> in_words(-1, 1, " points"), in_words(1, math.inf, ""), in_words(0.6, 1, "")
+    ('within 1 points of 0', 'above 1', 'between 0.6 and 1')
+    """
+    if math.isinf(high):
+        return f"above {low:g}{unit}"
+    if math.isinf(low):
+        return f"below {high:g}{unit}"
+    return f"within {high:g}{unit} of 0" if low == -high else f"between {low:g} and {high:g}{unit}"
+
+
+def spread(numbers: Sequence[float], unit: str = "") -> str:
+    """The mean over seeds, and the deviation.
+
+    >>> spread([9.5, 10.5], "%"), spread([math.inf, 9.5]), spread([])
+    ('10.00 ± 0.71 %', '1 of 2 diverged', 'not run')
+    """
+    if not numbers:
+        return "not run"
+    diverged = sum(map(math.isinf, numbers))
+    if diverged:
+        return f"{diverged} of {len(numbers)} diverged"
+    deviation = f" ± {stdev(numbers):.2f}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):.2f}{deviation}{unit and f' {unit}'}"
