@@ -32,8 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {"models", "nn", "ops", "train"},
     "predict": {"data", "nn", "sizes", "train"},
     "report": set(),
+    "export": {"convert", "data", "metrics", "models", "predict", "sizes", "train", "__version__"},
     "study": {"bench", "models", "optim", "report", "train"},
-    "cli": {"bench", "data", "doctor", "predict", "report", "sizes", "study", "train"},
+    "cli": {"bench", "data", "doctor", "export", "predict", "report", "sizes", "study", "train"},
     "__main__": {"cli"},
 }
 LIBRARY = {"ops", "nn", "convert", "__init__"}

@@ -17,6 +17,7 @@ from .bench import Bench, run_bench
 from .data import open_source
 from .data.check import check
 from .data.sheet import contact_sheet
+from .export import Export, run_export
 from .predict import Predict, run_predict
 from .report import Report, run_report
 from .sizes import Size
@@ -80,6 +81,7 @@ COMMANDS: dict[str, Callable[..., object]] = {
     "data": Data,
     "doctor": Doctor,
     "eval": Eval,
+    "export": Export,
     "predict": Predict,
     "report": Report,
     "reproduce": Reproduce,
@@ -110,6 +112,8 @@ def main(args: list[str] | None = None) -> int:
                 return run_train(command, console)
             case Eval():
                 return run_eval(command, console)
+            case Export():
+                return run_export(command, console)
             case Predict():
                 return run_predict(command, console, Console(stderr=True))
             case Report():
