@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+ZOO := .venv-zoo/bin
+ZOO_READY := .venv-zoo/.ready
 
-.PHONY: help setup demo test check format test-gpu test-ray bench docs lock
+.PHONY: help setup demo test check format test-gpu test-ray test-zoo zoo bench docs lock lock-zoo
 
 help:
 	@echo "make demo      the paper's main claims in small, on the CPU: verdicts and a page (under 5 minutes on 2 cores)"
@@ -11,6 +13,8 @@ help:
 	@echo "make check     formatting, lint, types"
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make test-ray  the test that needs Ray, which it installs into .ray"
+	@echo "make test-zoo  the tests against other libraries (timm, MONAI, ...), in an environment of their own"
+	@echo "make zoo       the table over their models: converted, trained a step, folded (about 5 minutes on 2 cores)"
 	@echo "make bench     time and memory beside BatchNorm's, to a table, a CSV and a chart (on a CPU about 2 minutes)"
 	@echo "make docs      the documentation, to site/index.html; links are checked"
 	@echo "make setup     the environment alone: .venv, pinned packages, editable install"
@@ -53,6 +57,20 @@ test-ray: .ray
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $@.new -c requirements.lock ray
 	rm -rf $@ && mv $@.new $@
 
+# Other libraries and their own requirements stay out of .venv. torch is pinned exactly in
+# the lock; any other specifier would let pip choose a CUDA build.
+$(ZOO_READY): requirements-zoo.lock
+	$(PYTHON) -m venv .venv-zoo
+	$(ZOO)/python -m pip install --quiet --disable-pip-version-check -r requirements-zoo.lock
+	touch $@
+
+# What the libraries say about each other's age is not ours to mend; all other warnings are errors.
+test-zoo: $(ZOO_READY)
+	PYTHONPATH=src $(ZOO)/python -m pytest -n 2 -q -W ignore::DeprecationWarning -W ignore::FutureWarning tests/zoo
+
+zoo: $(ZOO_READY)
+	PYTHONPATH=src $(ZOO)/python -m benchmarks.zoo
+
 bench: $(READY)
 	$(BIN)/python -m deepcontrol bench
 
@@ -68,3 +86,6 @@ docs: .venv-docs/.ready
 # Pins what is installed now. torch is pinned without its local version, so that any build of it serves.
 lock:
 	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/^\(torch==[^+]*\).*/\1/' > requirements.lock
+
+lock-zoo:
+	$(ZOO)/python -m pip freeze --all --exclude pip | sed 's/^\(torch==[^+]*\).*/\1/' > requirements-zoo.lock

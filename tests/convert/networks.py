@@ -111,7 +111,7 @@ class Untraceable(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.decide(self.blocks(x))
-        return self.bn(self.conv(x)) if x.sum() > 0 else self.conv(x)
+        return self.bn(self.conv(x)) if int(x.sum() > 0) else self.conv(x)
 
 
 class Decide(nn.Sequential):
@@ -123,7 +123,24 @@ class Decide(nn.Sequential):
 
 class Flip(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x.flip(-1) if x.mean() > 100 else x
+        return x.flip(-1) if int(x.mean() > 100) else x
+
+
+class Padded(nn.Module):
+    """Pads as TensorFlow does, by its input's shape, as the MobileNets of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, stride=2, bias=False)
+        self.bn = nn.BatchNorm2d(8)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        rows = 1 if height % 2 == 0 else max(3 - height % 2, 0)
+        columns = 1 if width % 2 == 0 else max(3 - width % 2, 0)
+        x = functional.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))
+        return self.act(self.bn(self.conv(x)))
 
 
 class Volume(nn.Sequential):
@@ -162,6 +179,7 @@ INPUTS: dict[type[nn.Module], tuple[int, ...]] = {
     SqueezeExcite: (2, 3, 9, 9),
     SharedHead: (2, 3, 8, 10),
     Untraceable: (2, 3, 9, 7),
+    Padded: (2, 3, 9, 8),
     Volume: (2, 3, 7, 8, 9),
     Signal: (2, 3, 17),
 }

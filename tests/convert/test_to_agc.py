@@ -12,6 +12,7 @@ from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, to
 from deepcontrol.nn import saved_bytes
 from tests.convert.networks import (
     INPUTS,
+    Padded,
     Residual,
     SharedHead,
     Signal,
@@ -104,6 +105,7 @@ def test_trains_at_batch_one(make: Callable[[], nn.Module]) -> None:
                 "bn": "AGC2d",  # not followed: the convolution could feed others
             },
         ),
+        (Padded, {"conv": "AGCConv2d relu"}),
         (Volume, {"0": "AGCConv3d leaky_relu", "3": "AGCConv3d none"}),
         (Signal, {"0": "AGCConv1d silu", "6": "AGC1d"}),
     ],
@@ -210,6 +212,57 @@ def test_the_example_changes_nothing() -> None:
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
+def test_a_branch_is_followed_both_ways() -> None:
+    """What only one side of an `if` does with a convolution's output keeps it apart, too."""
+
+    class Branch(nn.Module):
+        def __init__(self, deep: bool) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+            self.deep = deep
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.conv(x)
+            if x.shape[-1] > 100:
+                if self.deep and x.shape[-2] > 100:
+                    return self.bn(z) + z
+                return self.bn(z).relu()
+            return self.bn(z)
+
+    assert kinds(to_agc(Branch(deep=False))) == {"conv": "AGCConv2d none"}
+    assert kinds(to_agc(Branch(deep=True))) == {"bn": "AGC2d"}
+
+
+def test_a_loop_over_the_input_is_not_followed_for_ever() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            while x.abs().max() > 1:
+                x = self.bn(self.conv(x)) / 2
+            return x
+
+    assert kinds(to_agc(Loop())) == {"bn": "AGC2d"}
+
+
+def test_following_the_code_leaves_nothing_in_the_model() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = row(3, 8)
+            self.cache: dict[str, object] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache["last"] = y = self.layers(x)
+            return y
+
+    model = to_agc(Caching())
+    assert model.cache == {}
+    assert kinds(model) == {"layers.0": "AGCConv2d relu"}
+
+
 def test_where_chooses() -> None:
     model, report = to_agc(UNet(), where=lambda name, _: name.startswith("down"), report=True)
     assert list(kinds(model)) == ["down1.0", "down2.0"]
@@ -273,6 +326,13 @@ def test_an_activation_inside_batchnorm_is_kept(act: nn.Module, kind: str) -> No
     expected = model(x)
     assert list(kinds(to_agc(model, init="bn")).values()) == [kind, "AGC2d"]
     torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_activation_inside_stands_before_the_pooling() -> None:
+    norm = BatchNormAct2d(8, nn.SiLU())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.AdaptiveAvgPool2d(1))
+    _, report = to_agc(model, report=True)  # a warning would be an error
+    assert "hazard" not in str(report)
 
 
 def test_a_batchnorm_that_does_more_is_left_alone() -> None:

@@ -1,14 +1,16 @@
 """Which module takes whose output: what must be known before two modules can become one.
 
-torch.fx follows the calls through a model's own Python. Where it cannot (control flow that depends
-on the data), each part is followed by itself, and in an nn.Sequential the order says it. Whatever
-is not followed counts as UNSEEN, so that doubt always keeps two modules apart.
+torch.fx follows the calls through a model's own Python. Where that asks something of its input (its
+shape, say, to pad it), both answers are followed. Where it asks too much, each part is followed by
+itself, and in an nn.Sequential the order says it. Whatever is not followed counts as UNSEEN, so
+that doubt always keeps two modules apart.
 """
 
+import copy
 import itertools
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -23,6 +25,7 @@ from .tree import parents
 
 _LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
 _AVERAGES = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_BRANCHES = 4  # on one path; each doubles what there is to follow
 _FUNCTIONAL_AVERAGES = tuple(getattr(nn.functional, f"adaptive_avg_pool{d}d") for d in (1, 2, 3))
 
 
@@ -93,20 +96,57 @@ def _explore(
 
 
 class _Tracer(fx.Tracer):
+    """Follows one path through the code: its first branches as told, all further ones as true."""
+
+    def __init__(self, told: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.told = told
+        self.taken: list[bool] = []
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _LEAVES) or super().is_leaf_module(m, module_qualified_name)
 
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """The answer to what the code asks of its input, which has no values."""
+        if len(self.taken) == _BRANCHES:
+            return super().to_bool(obj)  # which raises
+        self.taken.append(self.told[len(self.taken)] if len(self.taken) < len(self.told) else True)
+        return self.taken[-1]
+
+
+def _graphs(root: nn.Module) -> Iterator[fx.Graph]:
+    """root's graph, one for each path through its code; an error if one cannot be followed."""
+    root = _stand_in(root)
+    paths: list[tuple[bool, ...]] = [()]
+    while paths:
+        told = paths.pop()
+        tracer = _Tracer(told)
+        yield tracer.trace(root)
+        paths += [(*tracer.taken[:i], False) for i in range(len(told), len(tracer.taken))]
+
+
+def _stand_in(root: nn.Module) -> nn.Module:
+    """A copy to follow, with the same tensors: what its code stores is no value, but fx's Proxy.
+
+    A cache of the model itself (LeViT's of its attention biases) would keep that for good.
+    """
+    shared = {id(a): a for a in (*root.parameters(), *root.buffers())}
+    try:
+        return copy.deepcopy(root, shared)
+    except Exception:  # whatever a module holds that cannot be copied
+        return root
+
 
 def _traced(root: nn.Module) -> Links:
-    """The links that torch.fx sees; none if it cannot follow root's code."""
+    """The links that torch.fx sees, over all paths; none if it cannot follow root's code."""
     links = Links()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a model's own, about proxies that it cannot judge
-            graph = _Tracer().trace(root)
+            graphs = list(_graphs(root))
     except Exception:  # whatever a model's code raises when its input has no values
         return links
-    for node in graph.nodes:
+    for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
         if node.op == "get_attr":  # a parameter read by its name: its owner is not just called
             owner = root.get_submodule(node.target.rpartition(".")[0])
             links.connect(owner, Other.UNSEEN)

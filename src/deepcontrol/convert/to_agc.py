@@ -126,7 +126,7 @@ class _Conversion:
             )
             return Change(name, was, was, "skipped", "its forward is its own")
         check_can_start(name, norm, self.init)
-        control, notes = self._start(name, norm)
+        control, notes = self._start(name, norm, inside)
         neuron = find_neuron(norm, self.links)
         if isinstance(neuron, str):
             layer = make_layer(self._dims(name, norm), control).train(norm.training)
@@ -155,7 +155,9 @@ class _Conversion:
         became = f"{type(neuron).__name__} at {self.names[conv]} ({activation})"
         return became, f"with its {' and '.join(parts)}"
 
-    def _start(self, name: str, norm: _BatchNorm) -> tuple[Control, list[str]]:
+    def _start(
+        self, name: str, norm: _BatchNorm, inside: list[nn.Module]
+    ) -> tuple[Control, list[str]]:
         """Where the layer starts, and what there is to say about it."""
         notes = []
         single = self._one_position(norm)
@@ -167,7 +169,8 @@ class _Conversion:
             return batchnorm_start(norm), notes
         if starts_at_zero(norm):
             notes.append("gamma 0 kept")
-        if not single and self.links.meets_global_mean(norm):
+        # An activation inside the norm stands between it and the pooling.
+        if not single and not inside and self.links.meets_global_mean(norm):
             notes.append("hazard: global average pooling follows")
             warnings.warn(
                 f"{name} is followed by global average pooling: at lambda 1 every map has mean "

@@ -5,6 +5,7 @@ from .conv import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
 from .init import he_init_, identity_init_
 from .linear import AGCLinear
 from .memory import saved_bytes
+from .norm_act import norm_act
 from .param_groups import param_groups
 from .shared_means import SharedMeans
 from .unit_init import unit_init_
@@ -21,6 +22,7 @@ __all__ = [
     "SharedMeans",
     "he_init_",
     "identity_init_",
+    "norm_act",
     "param_groups",
     "saved_bytes",
     "unit_init_",

@@ -1,0 +1,157 @@
+"""What is measured of one model of another library: converted, trained a step, folded."""
+
+import copy
+import importlib.metadata
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from deepcontrol import fold, he_init_, to_agc
+from deepcontrol.convert import Report
+from deepcontrol.nn import saved_bytes
+
+from .models import Entry
+
+Row = dict[str, object]
+
+
+def measure(entry: Entry) -> Row:
+    """One row of the table; an error of the conversion, or of what it made, is raised."""
+    torch.manual_seed(0)
+    model = entry.build().train()
+    images = pictures(4, entry.sample)
+    row: Row = {
+        "library": entry.library,
+        "version": importlib.metadata.version(entry.library),
+        "model": entry.name,
+        "input": "x".join(map(str, entry.sample)),
+        "bn_trains_at_1": _trains(model, images[:1]),
+    }
+    # At batch 2, since at batch 1 BatchNorm refuses maps of one position.
+    before = saved_bytes(model, images[:2])
+    agc, report = converted(model, images[:1])
+    after = saved_bytes(agc, images[:2])
+    finite = step_is_finite(agc, images[:1])
+    like_trained, start = from_batchnorm(model, images)
+    for scale in mean_scales(like_trained):
+        nn.init.normal_(scale, 0.8, 0.2)
+    he_start = folding(agc.eval(), images[:1])
+    return {
+        **row,
+        **{kind: report.count(kind) for kind in ("fused", "replaced", "skipped")},
+        "one_position": sum("lambda 0" in change.why for change in report),
+        "hazards": sum("hazard" in change.why for change in report),
+        "finite_at_1": finite,
+        "mib_before": f"{before / 2**20:.2f}",
+        "mib_after": f"{after / 2**20:.2f}",
+        **{name: f"{value:.1e}" for name, value in start.items()},
+        **{name: f"{value:.1e}" for name, value in folding(like_trained, images[:1]).items()},
+        **{f"he_{name}": f"{value:.1e}" for name, value in he_start.items()},
+    }
+
+
+def pictures(samples: int, sample: tuple[int, ...]) -> Tensor:
+    """Smooth random images, each its own, with a little noise: (samples, *sample).
+
+    Of white noise alone, all samples would look the same to the deeper layers, and statistics over
+    them would have next to no variance.
+    """
+    channels, *size = sample
+    blobs = torch.randn(samples, channels, *(4,) * len(size))
+    mode = {2: "bilinear", 3: "trilinear"}[len(size)]
+    smooth = nn.functional.interpolate(blobs, size=size, mode=mode)
+    return smooth + 0.2 * torch.randn(samples, *sample)
+
+
+def converted(model: nn.Module, image: Tensor) -> tuple[nn.Module, Report]:
+    """A copy of the model as one starts to train it: He's filters, the paper's controls."""
+    with warnings.catch_warnings():
+        # Models whose pooling takes the mean of a norm's output; the report counts these.
+        warnings.filterwarnings("ignore", message=".*followed by global average pooling")
+        return to_agc(he_init_(copy.deepcopy(model)), example=image, report=True)
+
+
+def step_is_finite(model: nn.Module, image: Tensor) -> bool:
+    """Whether forward and backward in training mode give finite numbers, and reach AGC's layers."""
+    outputs = tensors(model(image))
+    torch.autograd.backward(outputs, [torch.randn_like(y) for y in outputs])
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    reached = any(scale.grad is not None for scale in mean_scales(model))
+    return reached and all(bool(a.isfinite().all()) for a in (*outputs, *gradients))
+
+
+def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[str, float]]:
+    """An AGC copy started from BatchNorm's statistics, in eval mode, and how exact that is.
+
+    Untrained networks with BatchNorm amplify rounding, so it is said beside the difference how far
+    BatchNorm's own fp32 is from its fp64.
+    """
+    model = copy.deepcopy(model)
+    for norm in model.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.momentum = 1.0  # the statistics of one batch
+            if norm.affine:
+                nn.init.normal_(norm.weight, 1.0, 0.2)
+                nn.init.normal_(norm.bias, 0.0, 0.2)
+    with torch.no_grad():
+        model.train()(images)
+        model.eval()
+        expected = tensors(model(images))
+        exact = tensors(copy.deepcopy(model).double()(images.double()))
+        agc = to_agc(copy.deepcopy(model), init="bn")
+        in_double = to_agc(model.double(), init="bn")
+        return agc, {
+            "bn_start": difference(tensors(agc(images)), expected),
+            "bn_start_fp64": difference(tensors(in_double(images.double())), exact),
+            "bn_rounding": difference(expected, exact),
+        }
+
+
+def folding(model: nn.Module, image: Tensor) -> dict[str, float]:
+    """How far fold(model) is from the model, and the model's fp32 from its fp64."""
+    with torch.no_grad():
+        expected = tensors(model(image))
+        folded = tensors(fold(model)(image))
+        model, image = model.double(), image.double()
+        exact = tensors(model(image))
+        return {
+            "fold": difference(folded, expected),
+            "fold_fp64": difference(tensors(fold(model)(image)), exact),
+            "fp32_rounding": difference(expected, exact),
+        }
+
+
+def mean_scales(model: nn.Module) -> list[nn.Parameter]:
+    """Every lambda of a model."""
+    return [p for name, p in model.named_parameters() if name.endswith("mean_scale")]
+
+
+def difference(found: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest difference, relative to the largest value of the output that it is in."""
+    return max(
+        ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, expected, strict=True)
+    )
+
+
+def tensors(output: Any) -> list[Tensor]:
+    """Every tensor of floating point in what a model returns."""
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, dict):
+        output = list(output.values())
+    return (
+        [t for part in output for t in tensors(part)] if isinstance(output, (list, tuple)) else []
+    )
+
+
+def _trains(model: nn.Module, image: Tensor) -> bool:
+    try:
+        model(image)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        return False
+    return True
