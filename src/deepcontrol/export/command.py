@@ -153,6 +153,9 @@ def _print(
         f"{out}: {out.stat().st_size / 2**20:.1f} MiB, described in {out.name}.json; largest "
         f"difference to torch{before} {agreement.difference:.1e} (on {shapes})"
     )
+    if agreement.passed_over:
+        worst = f"{max(agreement.passed_over):.1e}"
+        said += f"; {len(agreement.passed_over)} other inputs were passed over, up to {worst}"
     console.print(escape(said), highlight=False, soft_wrap=True)
     if accuracies:
         table = Table("validation images", "wrong pixels %", "labelled otherwise %")

@@ -63,6 +63,7 @@ def describe(
         "colours": [list(colour) for colour in network.palette],
         "check": {
             "largest_difference_to_torch": agreement.difference,
+            "passed_over": agreement.passed_over,
             "tolerance": TOLERANCE,
             "shapes": [list(shape) for shape in agreement.shapes],
         },
