@@ -176,7 +176,7 @@ def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> No
     order = [(job.arm not in drawn, job.seed) for job in jobs]
     assert order == sorted(order)
     assert {job.arm for job in jobs[:6]} == {*PANELS[0].lines, *PANELS[1].lines}
-    assert (len(drawn), len({job.arm for job in jobs})) == (12, 22)
+    assert (len(drawn), len({job.arm for job in jobs})) == (12, 24)
 
 
 def test_only_and_what_it_refuses(tmp_path: Path) -> None:
