@@ -27,8 +27,8 @@ batch 1, because they have maps of one position. The bytes kept for the backward
   divided by the largest value of that output. The model is `to_agc(init="bn")` of one with a
   batch's statistics, with lambda drawn from N(0.8, 0.2) for each filter. **rounding** is how far
   the unfolded model in fp32 is from itself in fp64, on the same scale. **fold, He** is the same
-  right after `to_agc(he_init_(model))`, where maps have no unit scale: above 1e-5 in {above} of
-  {models}. In fp64, folding makes a difference of {fold_fp64} at most.
+  right after `to_agc(he_init_(model))`, where maps have no unit scale: of the {models} models
+  {above} are above 1e-5. In fp64, folding makes a difference of {fold_fp64} at most.
 - **from BatchNorm**: `to_agc(init="bn")` against BatchNorm in eval mode, on the same scale.
   Untrained deep networks with BatchNorm amplify rounding, so behind it is how far BatchNorm's own
   fp32 is from its fp64. In fp64 the two differ by {bn_start_fp64} at most.
