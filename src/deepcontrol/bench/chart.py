@@ -1,4 +1,7 @@
-"""The chart: time and memory of a step by contender and engine, a panel for each batch."""
+"""The chart: time and memory of a step by contender and engine, a panel for each batch.
+
+A ~ stands before what an earlier call measured than the latest of its panel.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,7 +74,10 @@ def draw_bars(axes: Axes, members: Sequence[Row], values: Sequence[float], **mor
         [sum(ys) / len(ys) for ys in ticks.values()], [NAMES.get(c, c) for c in ticks], fontsize=8
     )
     axes.invert_yaxis()
-    axes.bar_label(axes.containers[-1], [f"{v:.4g}" for v in values], fontsize=7, padding=3)  # type: ignore[arg-type]
+    latest = max(row.get("run", "") for row in members)
+    marks = ["" if row.get("run", "") == latest else "~" for row in members]  # as in the table
+    labels = [f"{mark}{v:.4g}" for mark, v in zip(marks, values, strict=True)]
+    axes.bar_label(axes.containers[-1], labels, fontsize=7, padding=3)  # type: ignore[arg-type]
     axes.margins(x=0.15)
     axes.tick_params(axis="x", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
