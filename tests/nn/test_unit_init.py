@@ -65,6 +65,13 @@ def test_layers_in_batchnorms_place_and_modules_used_twice() -> None:
     assert model[0][:2](images).std().item() == pytest.approx(1.0, rel=1e-3)
 
 
+def test_a_weight_that_is_computed() -> None:
+    neuron = nn.utils.parametrizations.weight_norm(AGCConv2d(3, 8, 3, activation="none"))
+    images = 5 * torch.randn(2, 3, 16, 16)
+    unit_init_(neuron, images)
+    assert neuron(images).std().item() == pytest.approx(1.0, rel=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore:.*one position")
 def test_nothing_is_blown_up_where_nothing_is_left() -> None:
     """On single positions AGC leaves rounding errors, which are no signal."""

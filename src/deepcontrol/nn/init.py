@@ -76,9 +76,19 @@ def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
     std = math.sqrt(variance / max(fan_in, 1))
     if not is_parametrized(layer, "weight"):
         return nn.init.normal_(weight, 0.0, std, generator=generator)
-    # A weight that is computed (weight norm, say) is set by assigning to it.
-    layer.weight = nn.init.normal_(torch.empty_like(weight), 0.0, std, generator=generator)
-    return layer.weight
+    return set_filters_(
+        layer, nn.init.normal_(torch.empty_like(weight), 0.0, std, generator=generator)
+    )
+
+
+@torch.no_grad()
+def set_filters_(layer: Any, filters: Tensor) -> Tensor:
+    """Where the weight is computed (weight norm, say), it is set by assigning to it."""
+    if is_parametrized(layer, "weight"):
+        layer.weight = filters
+    else:
+        layer.weight.copy_(filters)
+    return layer.weight  # type: ignore[no-any-return]
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -1,11 +1,11 @@
 """A start that fits AGC better than He's: what every neuron activates has variance 1.
 
 He fan-in keeps a signal's second moment from layer to layer. AGC takes a part of that away at once,
-the square of the map's mean: behind a ReLU that is a share of 1/pi, in every layer. Of SegNet's
-signal a hundredth reaches the classifier, and of the gradients a thousandth comes back, so that a
-network first learns the classes' frequencies and nothing else for long. Here filters are scaled by
-what they do to an example instead, layer after layer (Mishkin and Matas: All you need is a good
-init). The paper does not have this.
+the square of the map's mean: behind a ReLU that is a share of 1/pi, in every layer. SegNet's logits
+and gradients then start at a thousandth of BatchNorm's (benchmarks/start.py), and for long it
+learns nothing but the classes' frequencies. Here filters are scaled by what they do to an example
+instead, layer after layer (Mishkin and Matas: All you need is a good init). The paper does not have
+this.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..ops.maps import map_mean, over_maps
 from .agc import AGC1d, AGC2d, AGC3d
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d
-from .init import he_init_
+from .init import he_init_, set_filters_
 
 OUTPUTS = 0.1  # of He's start: what is random in the first outputs is only in the way
 
@@ -48,7 +48,7 @@ def unit_init_(
 def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] = ()) -> nn.Module:
     """The second half of unit_init_, of a model whose filters have been started already."""
     for layer in outputs:
-        layer.get_parameter("weight").mul_(OUTPUTS)
+        set_filters_(layer, OUTPUTS * layer.weight)  # type: ignore[operator]
     scaled: set[nn.Module] = set()  # a module that is used twice is scaled once
 
     def scale(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
@@ -56,7 +56,7 @@ def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] 
             return output
         scaled.add(layer)
         if isinstance(layer.weight, Tensor):
-            layer.weight.mul_(_correction(layer, inputs[0]))
+            set_filters_(layer, _correction(layer, inputs[0]) * layer.weight)
         return layer.forward(*inputs)
 
     kinds = (AGCConv1d, AGCConv2d, AGCConv3d, AGC1d, AGC2d, AGC3d)
