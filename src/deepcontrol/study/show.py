@@ -1,7 +1,6 @@
 """What a study shows: one live table of all runs, or a line for each change in a log."""
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -31,12 +30,7 @@ class Show:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def say(self, entry: Entry, what: str) -> None:
