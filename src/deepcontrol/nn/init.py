@@ -88,7 +88,8 @@ def set_filters_(layer: Any, filters: Tensor) -> Tensor:
         layer.weight = filters
     else:
         layer.weight.copy_(filters)
-    return layer.weight  # type: ignore[no-any-return]
+    weight: Tensor = layer.weight
+    return weight
 
 
 def _is_norm(module: nn.Module) -> bool:

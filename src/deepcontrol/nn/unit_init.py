@@ -48,7 +48,8 @@ def unit_init_(
 def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] = ()) -> nn.Module:
     """The second half of unit_init_, of a model whose filters have been started already."""
     for layer in outputs:
-        set_filters_(layer, OUTPUTS * layer.weight)  # type: ignore[operator]
+        assert isinstance(layer.weight, Tensor)
+        set_filters_(layer, OUTPUTS * layer.weight)
     scaled: set[nn.Module] = set()  # a module that is used twice is scaled once
 
     def scale(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
