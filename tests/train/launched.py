@@ -3,6 +3,7 @@
 torchrun ... launched.py DIES_AT train ...        0: it does not die
 """
 
+import atexit
 import itertools
 import os
 import signal
@@ -25,8 +26,12 @@ def die_at(step: int) -> None:
     TrainingStep.__call__ = counted  # type: ignore[method-assign]
 
 
+WOUND_UP = "Python wound up"
+
 if __name__ == "__main__":
-    first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    if first_life and os.environ["RANK"] == "1":
-        die_at(int(sys.argv[1]))
+    step, first_life = int(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if not (step and first_life):
+        atexit.register(print, WOUND_UP, flush=True)
+    elif os.environ["RANK"] == "1":
+        die_at(step)
     sys.exit(main(sys.argv[2:]))

@@ -27,6 +27,7 @@ from deepcontrol.train.progress import Show
 from deepcontrol.train.run import open_run
 from deepcontrol.train.saving import load_weights
 from tests.processes import WORLD, run_two
+from tests.train.launched import WOUND_UP
 from tests.train.runs import command, differences, metrics, same, tiny
 
 CLASSES = 19
@@ -149,7 +150,8 @@ def launch(out: Path, dies_at: int = 0, **changes: Any) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with its children
         raise
-    assert process.returncode == 0, complaints[-3000:]
+    assert process.returncode == 0, said[-3000:] + complaints[-3000:]
+    assert WOUND_UP not in said  # with gloo's threads still at work: see end_if_launched
     return said
 
 

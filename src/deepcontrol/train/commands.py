@@ -15,6 +15,7 @@ from .build import build_model
 from .checkpoint import load
 from .config import Train, load_config
 from .devices import choose_autocast, choose_device
+from .distributed import end_if_launched
 from .evaluate import evaluate
 from .loop import train
 from .plan import Plan, plan
@@ -52,7 +53,9 @@ def run_train(command: TrainCommand, console: Console) -> int:
     if command.dry_run:
         print_plan(config, plan(config), console)
         return 0
-    return train(config, console)
+    code = train(config, console)
+    end_if_launched(code)
+    return code
 
 
 def print_plan(config: Train, planned: Plan, console: Console) -> None:

@@ -7,6 +7,7 @@ batch. With AGC (automatic gain control) samples do not meet, and that is exact.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,10 +93,15 @@ class Group:
         return self.world * torch.stack([own / everybody, torch.full_like(own, samples)])
 
 
+def launched() -> bool:
+    """Whether torchrun, or what does as it does, started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
 @contextmanager
 def joined(device: torch.device) -> Iterator[Group]:
     """The group of processes for the time of the block, by torchrun's environment variables."""
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if not launched():
         yield Group(device)
         return
     if device.type == "cuda":
@@ -112,6 +118,19 @@ def joined(device: torch.device) -> Iterator[Group]:
     # Not after an error: the others may be gone, and the goodbye would wait for them.
     group.highest(0)
     dist.destroy_process_group()
+
+
+def end_if_launched(code: int) -> None:
+    """End a process of a group here and now, once its work is done.
+
+    gloo's threads outlive the group, because torch's caches hold on to it. One of them that lets go
+    of its last tensor while Python winds up takes the process down with it: SIGABRT, after a run
+    that went well, and torchrun would call it a failure.
+    """
+    if launched():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def store_of_this_life(world: int) -> Any:
