@@ -40,7 +40,7 @@ def center_forward_call(batch: int, *size: int) -> Call:
 
 def center_backward_call(batch: int, *size: int) -> Call:
     g, v, (_, beta, lam) = maps(batch, *size), maps(batch, *size), per_filter(size[0])
-    y, mean, bits = center_forward(v, beta, lam, "relu", v, training=True)
+    y, mean, bits, _ = center_forward(v, beta, lam, "relu", v, training=True)
     of_maps = kept("relu", v, y, bits)
     return lambda: center_backward(g, of_maps, beta, lam, mean, "relu"), 3 * g.nbytes
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..nn import AGCConv2d, AGCConvPool2d
+from ..nn.row import in_a_row
 from ..ops import max_pool2x2, max_unpool2x2
 from .blocks import Block, Norm, conv_block, scaled
 
@@ -64,12 +65,12 @@ class SegNet(nn.Module):
             raise ValueError(
                 f"expected images (N, 3, H, W) of at least {UNIT}x{UNIT}, got {tuple(x.shape)}"
             )
-        pooled = []
+        pooled, totals = [], None  # the sums of x's maps, where whoever made them has left them
         for encode in self.encoder:
-            x, indices, size = encode(x)
+            x, indices, size, totals = encode(x, totals)
             pooled.append((indices, size))
         for decode in self.decoder:
-            x = decode(x, *pooled.pop())
+            x, totals = decode(x, *pooled.pop(), totals)
         return self.classify(x)
 
 
@@ -87,10 +88,13 @@ class EncoderStage(nn.Module):
         else:
             self.pool = BytePool()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Sequence[int]]:
+    def forward(
+        self, x: Tensor, totals: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Sequence[int], Tensor | None]:
         size = x.shape[2:]  # which the convolutions keep
-        pooled, indices = self.pool(self.convolutions(x))
-        return pooled, indices, size
+        x, totals = in_a_row(self.convolutions, x, totals)
+        pooled, indices = self.pool(x)
+        return pooled, indices, size, totals
 
 
 class DecoderStage(nn.Module):
@@ -101,8 +105,11 @@ class DecoderStage(nn.Module):
         self.unpool = ByteUnpool()
         self.convolutions = _row(block, in_channels, widths)
 
-    def forward(self, x: Tensor, indices: Tensor, size: Sequence[int]) -> Tensor:
-        return self.convolutions(self.unpool(x, indices, size))
+    def forward(
+        self, x: Tensor, indices: Tensor, size: Sequence[int], totals: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        # Zeros change no sum.
+        return in_a_row(self.convolutions, self.unpool(x, indices, size), totals)
 
 
 class BytePool(nn.MaxPool2d):

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..ops import center_bias_act, center_bias_act_pool, gain_conv, max_pool2x2
+from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
+from ..ops.center import center_in_a_row
+from ..ops.center_pool import pool_in_a_row
+from ..ops.gain_conv import gain_conv_from
 from ..ops.given_mean import center_bias_act_given_mean
 from ..ops.maps import positions
+from ..ops.window_mean import Origin
 from .hazards import warn_if_single_position
 from .init import he_normal_, reset_all_but_filters_
 from .shared_means import SharedMeans
@@ -65,25 +69,33 @@ class _AGCConv(_ConvNd):
     def forward(self, input: Tensor) -> Tensor:
         check_input(self, input)
         if input.dim() < self.weight.dim():
-            return self._neuron(input.unsqueeze(0)).squeeze(0)
-        return self._neuron(input)
+            return self._neuron(input.unsqueeze(0))[0].squeeze(0)
+        return self._neuron(input)[0]
 
-    def _neuron(self, input: Tensor) -> Tensor:
-        v = self._convolved(input)
+    def _neuron(
+        self, input: Tensor, totals: Tensor | None = None, leave: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The neuron's maps and, if it is to leave them, their sums; totals are its input's."""
+        v, origin = self._convolved(input, totals)
         if self.shared_means is not None:
-            return self._given_mean(v, self.shared_means)
-        return center_bias_act(v, self.bias, self.mean_scale, self.activation, overwrite=True)
+            return self._given_mean(v, self.shared_means), None
+        of = (v, self.bias, self.mean_scale, self.activation, origin)
+        return center_in_a_row(*of, overwrite=True, leave=leave)
 
     def _given_mean(self, v: Tensor, shared: SharedMeans) -> Tensor:
         mean = shared.of(v)
         return center_bias_act_given_mean(v, mean, self.bias, self.mean_scale, self.activation)
 
-    def _convolved(self, input: Tensor) -> Tensor:
-        """conv(x, gamma W)"""
+    def _convolved(
+        self, input: Tensor, totals: Tensor | None = None
+    ) -> tuple[Tensor, Origin | None]:
+        """conv(x, gamma W), and what is known of it beforehand."""
         x, padding = padded(self, input)
-        v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
+        v, origin = gain_conv_from(
+            x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups
+        )
         warn_if_single_position(self, positions(v))
-        return v
+        return v, origin if origin is None else origin._replace(totals=totals)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
@@ -162,10 +174,16 @@ class AGCConvPool2d(AGCConv2d):
             raise ValueError(
                 f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"
             )
-        v = self._convolved(input)
+        return self._neuron(input)[0]
+
+    def _neuron(  # type: ignore[override]
+        self, input: Tensor, totals: Tensor | None = None, leave: bool = False
+    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        v, origin = self._convolved(input, totals)
         if self.shared_means is not None:
-            return max_pool2x2(self._given_mean(v, self.shared_means))
-        return center_bias_act_pool(v, self.bias, self.mean_scale, self.activation)
+            return max_pool2x2(self._given_mean(v, self.shared_means)), None
+        of = (v, self.bias, self.mean_scale, self.activation, origin)
+        return pool_in_a_row(*of, leave=leave)
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):

@@ -33,6 +33,7 @@ from .maps import (
 )
 from .open_bits import empty_bits, unpack
 from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
+from .window_mean import Origin, leaves_totals
 
 
 def center_bias_act(
@@ -48,18 +49,38 @@ def center_bias_act(
     overwrite: nobody needs v any more, so the result may take its memory. It does in eager mode,
     unless the backward needs v (SiLU, GELU).
     """
+    return center_in_a_row(v, bias, mean_scale, activation, overwrite=overwrite)[0]
+
+
+def center_in_a_row(
+    v: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    activation: str,
+    origin: Origin | None = None,
+    *,
+    overwrite: bool = False,
+    leave: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """center_bias_act, and the sums of its result for the next neuron's Origin, or None.
+
+    origin: where v comes from, if that may serve. leave: whether anybody wants the sums.
+    """
     get_activation(activation)
     check_maps(v, bias=bias, mean_scale=mean_scale)
-    if wants_plain_ops():
-        return reference.center_bias_act(v, bias, mean_scale, activation)
+    if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
+        return reference.center_bias_act(v, bias, mean_scale, activation), None
+    where_from = (None, None, None) if origin is None else origin
     if torch.compiler.is_compiling():
-        if not compiles_with_ops():
-            return reference.center_bias_act(v, bias, mean_scale, activation)
         training = torch.is_grad_enabled()
-        y, *_ = torch.ops.deepcontrol.center_bias_act(v, bias, mean_scale, activation, training)
-    else:
-        y, _ = _CenterBiasAct.apply(v, bias, mean_scale, activation, overwrite)
-    return y
+        y, _, _, totals = torch.ops.deepcontrol.center_bias_act(
+            v, bias, mean_scale, activation, training, leave, *where_from
+        )
+        return y, totals if totals.numel() else None
+    y, _, totals = _CenterBiasAct.apply(
+        v, bias, mean_scale, activation, overwrite, leave, *where_from
+    )
+    return y, totals
 
 
 def forward(
@@ -69,22 +90,28 @@ def forward(
     activation: str,
     y: Tensor | None,
     training: bool = False,
+    leave: bool = False,
+    origin: Origin | None = None,
     traced: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """y, the means (N, C) and in training, where kernels make them, the bits of open_bits.py.
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """y, the means (N, C) and, where kernels make them, what they leave: bits and totals.
 
-    y is written where it is given, which may be v.
+    y is written where it is given, which may be v. The bits of open_bits.py are for training, the
+    totals of window_mean.py for whoever wants to `leave` them.
     """
     if takes_kernels(v, traced):
         from .kernels import agc as kernels
 
         bits = empty_bits(v, activation) if training else None
-        y, mean = kernels.forward(v, None, bias, mean_scale, activation, y, bits, traced=traced)
-        return y, mean, bits
+        totals = kernels.empty_totals(v, traced) if leave and leaves_totals(v) else None
+        y, mean = kernels.forward(
+            v, None, bias, mean_scale, activation, y, bits, totals, origin, traced=traced
+        )
+        return y, mean, bits, totals
     mean = map_mean(v)
     y = torch.empty_like(v) if y is None else y
     torch.add(v, over_maps(_shift(mean, bias, mean_scale), v), out=y)
-    return ACTIVATIONS[activation].apply_(y), mean, None
+    return ACTIVATIONS[activation].apply_(y), mean, None, None
 
 
 def backward(
@@ -140,29 +167,45 @@ def kept(activation: str, v: Tensor, y: Tensor, bits: Tensor | None) -> Tensor |
 
 
 class _CenterBiasAct(torch.autograd.Function):
-    """Returns y and the mean; the mean for second derivatives alone, which pass through it."""
+    """Returns y, the mean and the totals; the mean for second derivatives, which pass through it.
+
+    The last three inputs are an Origin's. Nothing is differentiated through them, nor through the
+    totals: whatever the way it was had, the mean is v's.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, overwrite: bool
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        v: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
+        activation: str,
+        overwrite: bool,
+        leave: bool,
+        x: Tensor | None,
+        filters: Tensor | None,
+        totals: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         training = any(ctx.needs_input_grad)
         overwrite = overwrite and not (training and ACTIVATIONS[activation].needs == "input")
         out = v if overwrite else None
-        y, mean, bits = forward(v, bias, mean_scale, activation, out, training)
+        origin = None if x is None or filters is None else Origin(x, filters, totals)
+        y, mean, bits, left = forward(v, bias, mean_scale, activation, out, training, leave, origin)
         if overwrite:
             ctx.mark_dirty(v)
+        if left is not None:
+            ctx.mark_non_differentiable(left)
         ctx.save_for_backward(kept(activation, v, y, bits), bias, mean_scale, mean)
         ctx.activation = activation
         ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
         ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
-        return y, mean
+        return y, mean, left
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g, grad_mean = grads
+        g, grad_mean, _ = grads
         of_maps, bias, mean_scale, mean = ctx.saved_tensors
         g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
         g = like_layout(g, ctx.order)
         of = (g, of_maps, bias, mean_scale, mean, ctx.activation, grad_mean)
-        return *backward(*of), None, None
+        return *backward(*of), *(None,) * 6

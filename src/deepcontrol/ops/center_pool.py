@@ -25,6 +25,7 @@ from .pool import is_channels_last, max_pool2x2, place, run_pool
 from .pool_plain import laid_out
 from .pool_plain import pool as plain_pool
 from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
+from .window_mean import Origin, leaves_totals
 
 
 def center_bias_act_pool(
@@ -35,37 +36,64 @@ def center_bias_act_pool(
     For relu, leaky_relu and none. SiLU and GELU need their input for the backward, so for them it
     is the two ops in turn.
     """
+    return pool_in_a_row(v, bias, mean_scale, activation)[0]
+
+
+def pool_in_a_row(
+    v: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    activation: str,
+    origin: Origin | None = None,
+    *,
+    leave: bool = False,
+) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """center_bias_act_pool, and the sums of the pooled maps: see center_in_a_row."""
     act = get_activation(activation)
     check_maps(v, bias=bias, mean_scale=mean_scale)
     if act.needs == "input":
-        return max_pool2x2(center_bias_act(v, bias, mean_scale, activation, overwrite=True))
+        y = center_bias_act(v, bias, mean_scale, activation, overwrite=True)
+        return max_pool2x2(y), None
     if v.dim() != 4 or min(v.shape[2:]) < 2:
         raise ValueError(f"expected maps (N, C, H, W) of at least 2x2, got {tuple(v.shape)}")
     if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
-        return plain_pool(reference.center_bias_act(v, bias, mean_scale, activation))
+        return plain_pool(reference.center_bias_act(v, bias, mean_scale, activation)), None
+    where_from = (None, None, None) if origin is None else origin
     if torch.compiler.is_compiling():
-        pooled, index, _ = torch.ops.deepcontrol.center_bias_act_pool(
-            v, bias, mean_scale, activation
+        pooled, index, _, totals = torch.ops.deepcontrol.center_bias_act_pool(
+            v, bias, mean_scale, activation, leave, *where_from
         )
-    else:
-        pooled, index, _ = _CenterBiasActPool.apply(v, bias, mean_scale, activation)
-    return pooled, index
+        return (pooled, index), totals if totals.numel() else None
+    pooled, index, _, totals = _CenterBiasActPool.apply(
+        v, bias, mean_scale, activation, leave, *where_from
+    )
+    return (pooled, index), totals
 
 
 def forward_pool(
-    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, traced: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """pooled, index and the means (N, C)."""
+    v: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    activation: str,
+    leave: bool = False,
+    origin: Origin | None = None,
+    traced: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """pooled, index, the means (N, C) and, where kernels leave them, the pooled maps' totals."""
     if takes_kernels(v, traced):
         from .kernels import agc_pool as kernels
 
-        return kernels.forward(v, bias, mean_scale, activation, traced=traced)
-    y, mean, _ = forward(v, bias, mean_scale, activation, None)
+        totals = kernels.empty_totals(v, traced) if leave and leaves_totals(v, 4) else None
+        pooled, index, mean = kernels.forward(
+            v, bias, mean_scale, activation, totals, origin, traced=traced
+        )
+        return pooled, index, mean, totals
+    y, mean, *_ = forward(v, bias, mean_scale, activation, None)
     last = is_channels_last(v)
     if not traced:
-        return *run_pool(y, last), mean
+        return *run_pool(y, last), mean, None
     pooled, index = plain_pool(y)
-    return laid_out(pooled, last), laid_out(index, last), mean
+    return laid_out(pooled, last), laid_out(index, last), mean, None
 
 
 def backward_pool(
@@ -106,24 +134,33 @@ def kept_of_pool(activation: str, pooled: Tensor) -> Tensor | None:
 
 
 class _CenterBiasActPool(torch.autograd.Function):
-    """Returns pooled, index and the mean; the mean for second derivatives alone."""
+    """Returns pooled, index, the mean and the totals: see _CenterBiasAct."""
 
     @staticmethod
     def forward(
-        ctx: Any, v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        pooled, index, mean = forward_pool(v, bias, mean_scale, activation)
+        ctx: Any,
+        v: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
+        activation: str,
+        leave: bool,
+        x: Tensor | None,
+        filters: Tensor | None,
+        totals: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        origin = None if x is None or filters is None else Origin(x, filters, totals)
+        pooled, index, mean, left = forward_pool(v, bias, mean_scale, activation, leave, origin)
         ctx.save_for_backward(kept_of_pool(activation, pooled), index, bias, mean_scale, mean)
-        ctx.mark_non_differentiable(index)
+        ctx.mark_non_differentiable(*(a for a in (index, left) if a is not None))
         ctx.activation, ctx.size, ctx.last = activation, tuple(v.shape[2:]), is_channels_last(v)
         ctx.set_materialize_grads(False)
-        return pooled, index, mean
+        return pooled, index, mean, left
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g, _, grad_mean = grads
+        g, _, grad_mean, _ = grads
         kept, index, bias, mean_scale, mean = ctx.saved_tensors
         if g is None:
             g = bias.new_zeros(index.shape) if kept is None else torch.zeros_like(kept)
         of = (g, kept, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last, grad_mean)
-        return *backward_pool(*of), None
+        return *backward_pool(*of), *(None,) * 5

@@ -16,6 +16,7 @@ from . import reference
 from .backend import takes_kernels
 from .maps import accumulate_dtype
 from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
+from .window_mean import HALF_TYPES, Origin
 
 
 def gain_conv(
@@ -28,19 +29,33 @@ def gain_conv(
     groups: int,
 ) -> Tensor:
     """conv(x, gamma W) in x's dtype, for x (N, C_in, *) and weight (C_out, C_in / groups, *)."""
+    return gain_conv_from(x, weight, gain, stride, padding, dilation, groups)[0]
+
+
+def gain_conv_from(
+    x: Tensor,
+    weight: Tensor,
+    gain: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> tuple[Tensor, Origin | None]:
+    """gain_conv, and what it was made of, where window_mean.py has a use for that."""
     autocast = _autocast_dtype(x)
     _check(x, weight, groups, autocast)
     if autocast is not None:
         x = x.to(autocast)  # as torch's own convolutions do, so that what is kept is the small copy
     args = (list(stride), list(padding), list(dilation), groups)
-    if wants_plain_ops():
-        return reference.gain_conv(x, weight, gain, *args)
+    if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
+        return reference.gain_conv(x, weight, gain, *args), None
     if torch.compiler.is_compiling():
-        if not compiles_with_ops():
-            return reference.gain_conv(x, weight, gain, *args)
         scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype)
-        return reference.conv(x, scaled, *args)
-    return _GainConv.apply(x, weight, gain, *args)
+        v = reference.conv(x, scaled, *args)
+    else:
+        v, scaled = _GainConv.apply(x, weight, gain, *args)
+    same_3x3 = args == ([1, 1], [1, 1], [1, 1], 1) and weight.shape[2:] == (3, 3)
+    return v, Origin(x, scaled, None) if same_3x3 and x.dtype in HALF_TYPES else None
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -78,14 +93,18 @@ class _GainConv(torch.autograd.Function):
         padding: list[int],
         dilation: list[int],
         groups: int,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         scaled = scale(weight, gain, x.dtype)
         ctx.save_for_backward(x, weight, gain, scaled if x.dtype != weight.dtype else None)
         ctx.geometry = geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
-        return torch.convolution(x, scaled, None, *geometry)
+        ctx.mark_non_differentiable(scaled)
+        ctx.set_materialize_grads(False)  # nor has it a gradient of zeros
+        return torch.convolution(x, scaled, None, *geometry), scaled
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grads[0] is None:
+            return (None,) * 7
         x, weight, gain, scaled = ctx.saved_tensors
         if scaled is None or torch.is_grad_enabled():  # a second derivative goes through V
             scaled = scale(weight, gain, x.dtype)

@@ -2,8 +2,9 @@
 
 All the time is memory's, and a map is needed twice: for its mean, then to be rewritten. That is a
 launch of sums and a launch of rewriting over the whole batch. Where a map is small, one program
-does both and reads it once. Finer ways to have the second read in the L2 cache (chunks of samples,
-programs that wait for one another) have all cost more than they saved: LOG.md has the figures.
+does both and reads it once; the mean of a large one may be known beforehand (window_mean.py). Finer
+ways to have the second read in the L2 cache (chunks of samples, programs that wait for one another)
+have all cost more than they saved: LOG.md has the figures.
 """
 
 import functools
@@ -18,8 +19,10 @@ from ..backend import map_strides
 from ..maps import like_layout, memory_order, positions
 from ..open_bits import packing
 from ..remember import remembered
+from ..window_mean import Origin, serves
 from .agc_device import agc_backward_kernel, agc_filters_kernel, agc_forward_kernel, agc_sum_kernel
 from .launch import divide, launch, power_of_2
+from .window_mean import window_mean
 
 BLOCK = 4096  # elements that a program reads at once; twice as many of long maps
 LONG = 1 << 15  # positions
@@ -40,11 +43,20 @@ class Plan:
     warps: int
 
 
-def plan(n: int, c: int, p: int, channels_last: bool, multiprocessors: int, held: int = 1) -> Plan:
-    """The cut for N x C maps of P positions; held: see Launches."""
+def plan(
+    n: int,
+    c: int,
+    p: int,
+    channels_last: bool,
+    multiprocessors: int,
+    held: int = 1,
+    leaves: bool = False,
+) -> Plan:
+    """The cut for N x C maps of P positions; held, leaves: see Launches."""
     if held > 0 and p * held <= ALONE:
         return _plan_alone(n, c, p, multiprocessors, held)
-    block = 2 * BLOCK if p >= LONG else BLOCK
+    # Totals take registers that the compiler finds in large blocks alone.
+    block = 2 * BLOCK if p >= LONG or leaves else BLOCK
     small = n * c * p < 8 * multiprocessors * BLOCK
     if channels_last:
         # 64 channels of a half type are a whole line of the cache; but small maps need programs.
@@ -96,31 +108,47 @@ def forward(
     activation: str,
     out: Tensor | None = None,
     bits: Tensor | None = None,
+    totals: Tensor | None = None,
+    origin: Origin | None = None,
     cut: Plan | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """y and the means (N, C); y is written to `out` where given, which may be z itself.
 
-    bits, where given, are set to where the activation is open: open_bits.py.
+    bits, where given, are set to where the activation is open (open_bits.py), and totals, of
+    empty_totals, to the sums of y. With an origin that serves, z is not read for its mean.
     """
     dense = like_layout(z, memory_order(z))
     if out is not None and dense is not z:  # not laid out as the kernel will write
-        y, mean = forward(dense, gamma, beta, lam, activation, None, bits, cut, traced)
+        y, mean = forward(
+            dense, gamma, beta, lam, activation, None, bits, totals, origin, cut, traced
+        )
         return out.copy_(y), mean
     z = dense
     gamma = None if gamma is None else gamma.contiguous()
     beta, lam = beta.contiguous(), lam.contiguous()
     y = torch.empty_like(z) if out is None else out
     mean = z.new_empty(z.shape[:2], dtype=torch.float32)
-    launches = Launches(z, cut, traced)
-    partial = launches.partial_sums()
-    parameters = dict(mean=mean, gamma=gamma, beta=beta, lam=lam, partial=partial)
-    if not launches.cut.alone:
-        launches.sum(
-            g=z, kept=z, partial_hz=partial, **parameters, ACT="none", KEPT="nothing", TWO=False
-        )
-    launches.rewrite(agc_forward_kernel, z=z, y=y, bits=bits, **parameters, ACT=activation)
+    launches = Launches(z, cut, traced, leaves=totals is not None)
+    partial = launches.sums_of(z, origin)
+    launches.rewrite(
+        agc_forward_kernel, z=z, y=y, bits=bits, totals=totals, mean=mean, gamma=gamma, beta=beta,
+        lam=lam, partial=partial, ACT=activation, KNOWN=launches.knows(origin),
+        ROWS=launches.geometry.rows, **launches.adding_up(partial),
+    )  # fmt: skip
     return y, mean
+
+
+def empty_totals(y: Tensor, traced: bool = False) -> Tensor:
+    """Room for the sums of y's maps as `forward` leaves them: (N, groups, tiles, channels)."""
+    geometry = _geometry(y, None, 1, True, traced)
+    shape = (y.shape[0], geometry.groups, geometry.tiles, geometry.cut.block_c)
+    return y.new_empty(shape, dtype=torch.float32)
+
+
+def totals_of(x: Tensor, traced: bool = False) -> Tensor:
+    """The sums of x's maps, where nobody has left them."""
+    return Launches(x, None, traced, held=0).sums_of(x, None)
 
 
 def backward(
@@ -169,18 +197,22 @@ def backward(
 class Geometry:
     """Maps of one shape and layout, cut: how many of everything, and what each kernel is told."""
 
-    def __init__(self, maps: Tensor, cut: Plan | None, held: int, device: torch.device) -> None:
+    def __init__(
+        self, maps: Tensor, cut: Plan | None, held: int, leaves: bool, device: torch.device
+    ) -> None:
         n, c, p = maps.shape[0], maps.shape[1], positions(maps)
         strides = map_strides(maps)
         if strides is None:
             raise ValueError(f"no kernel for strides {maps.stride()}")  # backend.py asks first
         sn, sc, sp = strides
-        self.cut = cut = cut or plan(n, c, p, bool(sc == 1), _multiprocessors(device), held)
+        of = (n, c, p, bool(sc == 1), _multiprocessors(device), held, leaves)
+        self.cut = cut = cut or plan(*of)
         self.groups = divide(c, cut.block_c)
         self.units = n * self.groups
         blocks = divide(p, cut.block_p)
         self.parts, self.tiles = divide(blocks, cut.part_steps), divide(blocks, cut.tile_steps)
         even = c % cut.block_c == 0 and p % cut.block_p == 0
+        self.rows = min(cut.block_p, max(1, 256 * cut.warps // cut.block_c))
         common = dict(
             C=c, P=p, groups=self.groups, parts=self.parts, sn=sn, sc=sc, sp=sp,
             PACK=packing(maps), BLOCK_P=cut.block_p, BLOCK_C=cut.block_c, num_warps=cut.warps,
@@ -188,48 +220,81 @@ class Geometry:
         # EVEN: without masks, where every program of the launch is full.
         self.of_sum = dict(
             common, steps=cut.part_steps, EVEN=bool(even and blocks % cut.part_steps == 0),
-            ROWS=min(cut.block_p, max(1, 256 * cut.warps // cut.block_c)),
+            ROWS=self.rows,
         )  # fmt: skip
         self.of_rewrite = dict(
             common, steps=cut.tile_steps, tiles=self.tiles, ALONE=cut.alone,
             EVEN=bool(even and blocks % cut.tile_steps == 0),
-            BLOCK_T=power_of_2(self.parts, 4096 // cut.block_c),
+            BLOCK_T=power_of_2(max(self.parts, 16), 4096 // cut.block_c),
         )  # fmt: skip
 
 
-def _geometry(maps: Tensor, cut: Plan | None, held: int, traced: bool) -> Geometry:
+def _geometry(maps: Tensor, cut: Plan | None, held: int, leaves: bool, traced: bool) -> Geometry:
     if traced:  # a Geometry of symbols is that trace's alone
-        return Geometry(maps, cut, held, maps.device)
-    return remembered(_geometry_of, maps.shape, maps.stride(), maps.device, cut, held)
+        return Geometry(maps, cut, held, leaves, maps.device)
+    return remembered(_geometry_of, maps.shape, maps.stride(), maps.device, cut, held, leaves)
 
 
 def _geometry_of(
-    shape: torch.Size, strides: tuple[int, ...], device: torch.device, cut: Plan | None, held: int
+    shape: torch.Size,
+    strides: tuple[int, ...],
+    device: torch.device,
+    cut: Plan | None,
+    held: int,
+    leaves: bool,
 ) -> Geometry:
-    return Geometry(torch.empty_strided(shape, strides, device="meta"), cut, held, device)
+    maps = torch.empty_strided(shape, strides, device="meta")
+    return Geometry(maps, cut, held, leaves, device)
 
 
 class Launches:
     """The launches over maps (N, C, *) that are all laid out alike; traced: a compiler watches.
 
-    held: how many maps a program that is alone holds; 0 if it cannot be.
+    held: how many maps a program that is alone holds; 0 if it cannot be. leaves: whether the one
+    that rewrites sums what it writes.
     """
 
-    def __init__(self, maps: Tensor, cut: Plan | None, traced: bool, held: int = 1) -> None:
-        geometry = _geometry(maps, cut, held, traced)
+    def __init__(
+        self, maps: Tensor, cut: Plan | None, traced: bool, held: int = 1, leaves: bool = False
+    ) -> None:
+        geometry = _geometry(maps, cut, held, leaves, traced)
         self.maps, self.traced, self.geometry, self.cut = maps, traced, geometry, geometry.cut
         self.units, self.groups, self.parts = geometry.units, geometry.groups, geometry.parts
 
     def partial_sums(self) -> Tensor:
-        count = self.units * self.parts * self.cut.block_c
-        return self.maps.new_empty(1 if self.cut.alone else count, dtype=torch.float32)
+        """Room for them: (N, groups, parts, channels of a group)."""
+        n, alone = self.maps.shape[0], self.cut.alone
+        shape = (1, 1, 1, 1) if alone else (n, self.groups, self.parts, self.cut.block_c)
+        return self.maps.new_empty(shape, dtype=torch.float32)
+
+    def knows(self, origin: Origin | None) -> bool:
+        return not self.cut.alone and serves(self.maps, origin)
+
+    def sums_of(self, z: Tensor, origin: Origin | None) -> Tensor:
+        """The partial sums of z: read, or known by its origin; nothing where programs are alone."""
+        if origin is not None and self.knows(origin):
+            totals = totals_of(origin.x, self.traced) if origin.totals is None else origin.totals
+            return window_mean(origin, totals, self.cut.block_c, self.traced)
+        partial = self.partial_sums()
+        if not self.cut.alone:
+            self.sum(
+                g=z, kept=z, mean=None, gamma=None, beta=None, lam=None, partial=partial,
+                partial_hz=partial, ACT="none", KEPT="nothing", TWO=False,
+            )  # fmt: skip
+        return partial
+
+    def adding_up(self, partial: Tensor) -> dict[str, int]:
+        """What a kernel is told that adds up these partial sums."""
+        parts = partial.shape[2]
+        # At least 16 at once: with fewer, the compiler takes half as many registers again.
+        return dict(parts=parts, BLOCK_T=power_of_2(max(parts, 16), 4096 // self.cut.block_c))
 
     def sum(self, **arguments: Any) -> None:
         self.run(agc_sum_kernel, self.units * self.parts, **self.geometry.of_sum, **arguments)
 
     def rewrite(self, kernel: Any, **arguments: Any) -> None:
         geometry = self.geometry
-        self.run(kernel, self.units * geometry.tiles, **geometry.of_rewrite, **arguments)
+        self.run(kernel, self.units * geometry.tiles, **{**geometry.of_rewrite, **arguments})
 
     def sums(
         self, mean: Tensor, dgamma: Tensor | None, dbeta: Tensor, dlam: Tensor

@@ -15,7 +15,8 @@ Sums are partial sums added in a fixed order, and there are no atomics: results 
 to run.
 
 Programs sum from the last part to the first and rewrite from the first tile to the last: what was
-read last, or written last by the convolution before, is in the L2 cache still.
+read last, or written last by the convolution before, is in the L2 cache still. Where the mean is
+known without reading (window_mean.py), they rewrite from the last tile to the first.
 
 A program that rewrites asks for its filters' parameters before it adds up the parts, so as not to
 wait for memory twice: of small maps the time is all waiting.
@@ -234,11 +235,12 @@ def agc_sum_kernel(
 
 @triton.jit
 def _write_activated(
-    x, y, bits, gamma, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
+    x, y, bits, totals, gamma, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
     ACT: tl.constexpr, PACK: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """y of a block x of z, and where it is open."""
+    """y of a block x of z, and where it is open; returns the sums of what it wrote, if there are
+    totals to add them to. ROWS: see _sums."""
     if gamma is None:
         u = x + (bias - background)
     else:  # centred first: where the mean is far from 0, that rounds less
@@ -246,19 +248,31 @@ def _write_activated(
     result = _act(u, ACT).to(y.dtype.element_ty)
     at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
     tl.store(y + at, result, mask=inside)
+    total = tl.zeros([ROWS, BLOCK_C], tl.float32)
+    if totals is not None:
+        written = result.to(tl.float32)
+        if not EVEN:
+            written = tl.where(inside, written, 0.0)
+        total = tl.sum(tl.reshape(written, [BLOCK_P // ROWS, ROWS, BLOCK_C]), 0)
     if bits is not None:  # read off the rounded result, as they would be off y itself
         b, there = _bytes(n, c0, p0, C, P, sn, sc, sp, EVEN, PACK, BLOCK_P, BLOCK_C)
         is_open = _act_backward(1.0, result.to(tl.float32), ACT) == 1.0
         tl.store(bits + b, _pack(is_open, PACK, BLOCK_P, BLOCK_C), mask=there)
+    return total
 
 
 @triton.jit
 def agc_forward_kernel(
-    z, y, bits, mean, gamma, beta, lam, partial, C, P, groups, parts, tiles, steps,
-    sn, sc, sp, ACT: tl.constexpr, PACK: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
+    z, y, bits, totals, mean, gamma, beta, lam, partial, C, P, groups, parts, tiles, steps,
+    sn, sc, sp, ACT: tl.constexpr, PACK: tl.constexpr, ALONE: tl.constexpr, KNOWN: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    """y, the means, and where wanted the bits of open_bits.py and the sums of y's tiles."""
+    program = tl.program_id(0)
+    if KNOWN:
+        program = tl.num_programs(0) - 1 - program
+    unit, tile = program // tiles, program % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     gain, bias = _per_filter(gamma, c, C, 1.0), _per_filter(beta, c, C, 0.0)
@@ -271,19 +285,22 @@ def agc_forward_kernel(
     if tile == 0:
         tl.store(mean + n * C + c, m, mask=c < C)
     background = scale * m[None, :]
+    total = tl.zeros([ROWS, BLOCK_C], tl.float32)
     if ALONE:
-        _write_activated(
-            x, y, bits, gamma, gain, bias, background, n, c0, 0, C, P, sn, sc, sp,
-            ACT, PACK, EVEN, BLOCK_P, BLOCK_C,
+        total += _write_activated(
+            x, y, bits, totals, gamma, gain, bias, background, n, c0, 0, C, P, sn, sc, sp,
+            ACT, PACK, EVEN, BLOCK_P, BLOCK_C, ROWS,
         )  # fmt: skip
     else:
         for step in range(steps):
             p0 = (tile * steps + step) * BLOCK_P
-            _write_activated(
-                _read(z, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C), y, bits, gamma,
-                gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
-                ACT, PACK, EVEN, BLOCK_P, BLOCK_C,
+            total += _write_activated(
+                _read(z, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C), y, bits, totals,
+                gamma, gain, bias, background, n, c0, p0, C, P, sn, sc, sp,
+                ACT, PACK, EVEN, BLOCK_P, BLOCK_C, ROWS,
             )  # fmt: skip
+    if totals is not None:
+        tl.store(_parts(totals, unit, tiles, BLOCK_C) + tile * BLOCK_C, tl.sum(total, 0))
 
 
 @triton.jit

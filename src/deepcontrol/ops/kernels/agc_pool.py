@@ -9,6 +9,7 @@ from ..activation import ACTIVATIONS
 from ..backend import map_strides
 from ..maps import like_layout, memory_order
 from ..pool import is_channels_last
+from ..window_mean import Origin
 from .agc import Launches
 from .agc_pool_device import agc_pool_backward_kernel, agc_pool_forward_kernel
 from .launch import divide, power_of_2
@@ -19,9 +20,18 @@ STEPS = 4
 
 
 def forward(
-    v: Tensor, beta: Tensor, lam: Tensor, activation: str, traced: bool = False
+    v: Tensor,
+    beta: Tensor,
+    lam: Tensor,
+    activation: str,
+    totals: Tensor | None = None,
+    origin: Origin | None = None,
+    traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """pooled, index and the means (N, C) of v (N, C, H, W)."""
+    """pooled, index and the means (N, C) of v (N, C, H, W).
+
+    totals, of empty_totals, are set to the sums of the pooled maps; origin: as in agc.py.
+    """
     v = like_layout(v, memory_order(v))
     beta, lam = beta.contiguous(), lam.contiguous()
     n, c, height, width = v.shape
@@ -30,19 +40,25 @@ def forward(
     index = empty_maps(v, shape, torch.uint8, last)
     mean = v.new_empty((n, c), dtype=torch.float32)
     launches = Launches(v, None, traced, held=0)
-    partial = launches.partial_sums()
+    partial = launches.sums_of(v, origin)
     windows = shape[2] * shape[3]
-    tiles, geometry = _tiles(launches, windows, pooled)
-    launches.sum(
-        g=v, kept=v, mean=mean, gamma=None, beta=beta, lam=lam, partial=partial,
-        partial_hz=partial, ACT="none", KEPT="nothing", TWO=False,
-    )  # fmt: skip
+    tiles, geometry = _tiles(launches, windows)
     launches.run(
         agc_pool_forward_kernel, launches.units * tiles, v=v, pooled=pooled, index=index,
-        mean=mean, beta=beta, lam=lam, partial=partial, P=height * width, windows=windows,
-        across=shape[3], width=width, ACT=activation, **geometry, **_strides(v, "s"),
+        totals=totals, mean=mean, beta=beta, lam=lam, partial=partial, P=height * width,
+        windows=windows, across=shape[3], width=width, ACT=activation,
+        KNOWN=launches.knows(origin), **geometry, **launches.adding_up(partial),
+        **_strides(v, "s"), **_strides(pooled, "o"),
     )  # fmt: skip
     return pooled, index, mean
+
+
+def empty_totals(v: Tensor, traced: bool = False) -> Tensor:
+    """Room for the sums of the pooled maps as `forward` leaves them: see agc.py."""
+    launches = Launches(v, None, traced, held=0)
+    tiles, _ = _tiles(launches, (v.shape[2] // 2) * (v.shape[3] // 2))
+    shape = (v.shape[0], launches.groups, tiles, launches.cut.block_c)
+    return v.new_empty(shape, dtype=torch.float32)
 
 
 def backward(
@@ -75,26 +91,26 @@ def backward(
     )  # fmt: skip
     across = divide(width, 2)
     windows = divide(height, 2) * across
-    tiles, geometry = _tiles(launches, windows, g)
+    tiles, geometry = _tiles(launches, windows)
     launches.run(
         agc_pool_backward_kernel, launches.units * tiles, g=g, kept=kept, index=index, dv=dv,
         mean=mean, lam=lam, partial=partial, P=height * width, windows=windows, across=across,
         down=height // 2, right=width // 2, height=height, width=width, ACT=activation,
-        sum_h=sums["sum_h"], dlam=sums["dlam"], **geometry, **_strides(dv, "s"),
+        sum_h=sums["sum_h"], dlam=sums["dlam"], **geometry, **launches.adding_up(partial),
+        **_strides(dv, "s"), **_strides(g, "o"),
     )  # fmt: skip
     launches.filters(sums, mean=mean, gamma=None, dgamma=None, dbeta=dbeta, dlam=dlam)
     return dv, dbeta, dlam
 
 
-def _tiles(launches: Launches, windows: int, pooled: Tensor) -> tuple[int, dict[str, Any]]:
+def _tiles(launches: Launches, windows: int) -> tuple[int, dict[str, Any]]:
     """How many tiles of windows a unit has, and what both kernels are told of the cut."""
     block_c = launches.cut.block_c
     block_q = power_of_2(windows, BLOCK // block_c)
     tiles = divide(windows, STEPS * block_q)
     return tiles, dict(
-        C=pooled.shape[1], groups=launches.groups, parts=launches.parts, tiles=tiles, steps=STEPS,
-        BLOCK_Q=block_q, BLOCK_C=block_c, BLOCK_T=power_of_2(launches.parts, 4096 // block_c),
-        num_warps=max(1, min(8, 4 * block_q * block_c // 1024)), **_strides(pooled, "o"),
+        C=launches.maps.shape[1], groups=launches.groups, tiles=tiles, steps=STEPS,
+        BLOCK_Q=block_q, BLOCK_C=block_c, num_warps=max(1, min(8, 4 * block_q * block_c // 1024)),
     )  # fmt: skip
 
 

@@ -26,11 +26,14 @@ def _window(q, across, width, sp):
 
 @triton.jit
 def agc_pool_forward_kernel(
-    v, pooled, index, mean, beta, lam, partial, C, P, groups, parts, tiles, steps,
-    windows, across, width, sn, sc, sp, on, oc, op, ACT: tl.constexpr,
+    v, pooled, index, totals, mean, beta, lam, partial, C, P, groups, parts, tiles, steps,
+    windows, across, width, sn, sc, sp, on, oc, op, ACT: tl.constexpr, KNOWN: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    program = tl.program_id(0)
+    if KNOWN:
+        program = tl.num_programs(0) - 1 - program
+    unit, tile = program // tiles, program % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
     bias, scale = _per_filter(beta, c, C, 0.0), _per_filter(lam, c, C, 0.0)
@@ -40,6 +43,7 @@ def agc_pool_forward_kernel(
     shift = bias - scale * m[None, :]
     of_v = v + tl.cast(n, tl.int64) * sn + c.to(tl.int64)[None, :] * sc
     of_out = tl.cast(n, tl.int64) * on + c.to(tl.int64)[None, :] * oc
+    total = tl.zeros([BLOCK_Q, BLOCK_C], tl.float32)
     for step in range(steps):
         q = (tile * steps + step) * BLOCK_Q + tl.arange(0, BLOCK_Q)
         inside = (q < windows)[:, None] & (c < C)[None, :]
@@ -61,6 +65,10 @@ def agc_pool_forward_kernel(
         out = of_out + q.to(tl.int64)[:, None] * op
         tl.store(pooled + out, best.to(pooled.dtype.element_ty), mask=inside)
         tl.store(index + out, chosen.to(tl.uint8), mask=inside)
+        if totals is not None:
+            total += tl.where(inside, best, 0.0)
+    if totals is not None:
+        tl.store(_parts(totals, unit, tiles, BLOCK_C) + tile * BLOCK_C, tl.sum(total, 0))
 
 
 @triton.jit

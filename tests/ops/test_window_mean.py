@@ -1,0 +1,177 @@
+"""The mean that is known before the convolution's output is read: ops/window_mean.py, nn/row.py."""
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepcontrol import AGCConv2d
+from deepcontrol.models import SegNet
+from deepcontrol.nn import AGCConvPool2d
+from deepcontrol.nn.row import in_a_row
+from deepcontrol.ops import max_unpool2x2, window_mean
+from deepcontrol.ops.window_mean import Origin
+
+pytest.importorskip("triton")
+
+from deepcontrol.ops.kernels import agc, agc_pool
+from deepcontrol.ops.kernels import window_mean as kernels
+
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+def laid_out(a: Tensor, layout: str) -> Tensor:
+    return a.contiguous(memory_format=FORMATS[layout])
+
+
+SHAPES = [  # of x, and filters
+    ((2, 3, 5, 7), 4),
+    ((1, 20, 6, 4), 10),  # more channels than a program takes, more filters than a block has
+    ((2, 4, 1, 9), 3),
+    ((1, 2, 5, 1), 2),
+    ((1, 4, 300, 2), 4),  # a border in several reads
+]
+
+
+@pytest.mark.parametrize("layout", list(FORMATS))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("shape", "filters"), SHAPES, ids=str)
+def test_sums_of_a_convolution(
+    shape: tuple[int, ...], filters: int, dtype: torch.dtype, layout: str, device: str
+) -> None:
+    x = laid_out(torch.randn(shape, device=device) + 0.5, layout).to(dtype)
+    weight = laid_out(torch.randn(filters, shape[1], 3, 3, device=device), layout).to(dtype)
+    totals = agc.totals_of(x)
+    exact = torch.conv2d(x.double(), weight.double(), padding=1).sum((2, 3))
+    for block_f in (4, 16):
+        partial = kernels.window_mean(Origin(x, weight, None), totals, block_f, traced=False)
+        found = partial.sum(2).flatten(1)[:, :filters]
+        assert (found - exact).norm() < 1e-6 * exact.norm()
+
+
+@pytest.mark.parametrize("layout", list(FORMATS))
+@pytest.mark.parametrize("shape", [(2, 5, 7, 9), (1, 8, 24, 32), (2, 20, 25, 21)], ids=str)
+def test_kernels_leave_the_sums_of_what_they_write(
+    shape: tuple[int, ...], layout: str, device: str
+) -> None:
+    v = laid_out(torch.randn(shape, device=device), layout).bfloat16()
+    bias, lam = torch.randn(2, shape[1], device=device)
+    totals = agc.empty_totals(v).fill_(torch.nan)
+    y, _ = agc.forward(v, None, bias, lam, "leaky_relu", totals=totals)
+    of_pool = agc_pool.empty_totals(v).fill_(torch.nan)
+    pooled, *_ = agc_pool.forward(v, bias, lam, "leaky_relu", of_pool)
+    for maps, left in ((y, totals), (pooled, of_pool)):
+        exact = maps.double().sum((2, 3))
+        found = left.sum(2).flatten(1)[:, : shape[1]]
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+class Stages(nn.Module):
+    """An encoder's stage and a decoder's, as SegNet has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(AGCConv2d(1, 4, 3, padding=1), AGCConvPool2d(4, 6, 3, padding=1))
+        self.up = nn.Sequential(AGCConv2d(6, 6, 3, padding=1), AGCConv2d(6, 3, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        (pooled, index), totals = in_a_row(self.down, x)
+        return in_a_row(self.up, max_unpool2x2(pooled, index, x.shape[2:]), totals)[0]
+
+
+def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
+    y = model(x)
+    g = torch.arange(y.numel(), dtype=y.dtype).reshape(y.shape).sin()
+    return [y.detach(), *torch.autograd.grad(y, [x, *model.parameters()], g)]
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Kernels on a CPU, in the interpreter, and means known wherever they can be, of fp32 too.
+
+    Returns a list that grows with each mean that was.
+    """
+    for name in ("center", "center_pool", "gain_conv", "pool"):
+        module = importlib.import_module(f"deepcontrol.ops.{name}")
+        monkeypatch.setattr(module, "takes_kernels", lambda z, traced=False: True)
+    monkeypatch.setattr(window_mean, "WORTH", 0)
+    for name in ("window_mean", "gain_conv"):
+        module = importlib.import_module(f"deepcontrol.ops.{name}")
+        monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
+    means: list[Tensor] = []
+
+    def counted(*args: object, **kwargs: object) -> Tensor:
+        means.append(kernels.window_mean(*args, **kwargs))  # type: ignore[arg-type]
+        return means[-1]
+
+    monkeypatch.setattr(agc, "window_mean", counted)
+    return means
+
+
+# Of an even size; odd, where the pooling leaves a row and a column out.
+@pytest.mark.parametrize("size", [(24, 32), (25, 43)], ids=str)
+@pytest.mark.parametrize("layout", list(FORMATS))
+def test_neurons_in_a_row(
+    size: tuple[int, int], layout: str, request: pytest.FixtureRequest
+) -> None:
+    model = Stages().to(memory_format=FORMATS[layout])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    x = laid_out(torch.randn(2, 1, *size), layout).requires_grad_()
+    expected = trained(model, x)
+    means = request.getfixturevalue("known")
+    found = trained(model, x)
+    assert len(means) == 4
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_small_maps_are_read(known: list[Tensor]) -> None:
+    """Once, by programs of their own: nothing is won by knowing their means."""
+    model = Stages()
+    model(torch.randn(1, 1, 8, 8))
+    assert len(known) == 1  # but the stage's end is read by several
+
+
+def test_a_neuron_that_is_watched_is_called(known: list[Tensor]) -> None:
+    model, x = Stages(), torch.randn(1, 1, 24, 32)
+    expected, heard = model(x), []
+    del known[:]
+    model.down[0].register_forward_hook(lambda module, inputs, output: heard.append(output))
+    torch.testing.assert_close(model(x), expected)
+    assert len(heard) == 1
+    assert heard[0].shape == (1, 4, 24, 32)
+    assert len(known) == 3  # that neuron leaves no sums, so the second one reads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_not_for_types_that_a_convolution_rounds(dtype: torch.dtype) -> None:
+    x, v = torch.empty(1, 1, 4, 4, dtype=dtype), torch.empty(1, 4, 1 << 12, 1 << 12, dtype=dtype)
+    filters = torch.empty(4, 1, 3, 3, dtype=dtype)
+    assert not window_mean.serves(v, Origin(x, filters, None))
+    half = Origin(x.half(), filters.half(), None)
+    assert window_mean.serves(v.half(), half)
+    assert not window_mean.serves(v.half()[:, :3], half)  # the image is not small beside that
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("wrap", [lambda m: m, torch.compile], ids=["eager", "compiled"])
+def test_segnet(wrap: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known or read, a mean is the same up to the rounding of what is read."""
+    torch.compiler.reset()
+    model = SegNet(19, width=0.5).cuda().to(memory_format=torch.channels_last)
+    x = laid_out(torch.randn(4, 3, 256, 512, device="cuda"), "channels_last")
+    results = []
+    for worth in (1 << 60, 1 << 20):
+        torch.compiler.reset()
+        monkeypatch.setattr(window_mean, "WORTH", worth)
+        with torch.autocast("cuda", torch.bfloat16):
+            y = wrap(model)(x)
+        loss = y.float().square().mean()
+        results.append([y, *torch.autograd.grad(loss, list(model.parameters()))])
+    for a, b in zip(*results, strict=True):
+        assert (a.double() - b.double()).norm() < 0.05 * b.double().norm() + 1e-6
