@@ -23,7 +23,7 @@ def activated(model: nn.Module, x: Tensor) -> list[float]:
     found: list[float] = []
 
     def look(layer: AGCConv2d, inputs: tuple[Tensor], _: object) -> None:
-        z, _ = layer._convolved(inputs[0])
+        z = layer._convolved(inputs[0])
         centred = z - layer.mean_scale[:, None, None] * z.mean((2, 3), keepdim=True)
         found.append(centred.std().item())
 

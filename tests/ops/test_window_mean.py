@@ -97,7 +97,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "takes_kernels", lambda z, traced=False: True)
     monkeypatch.setattr(window_mean, "WORTH", 0)
-    for name in ("window_mean", "gain_conv"):
+    for name in ("window_mean", "neuron"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
     means: list[Tensor] = []

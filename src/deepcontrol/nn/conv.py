@@ -6,14 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..ops import max_pool2x2
+from ..ops import gain_conv, max_pool2x2
 from ..ops.activation import ActivationName, get_activation
-from ..ops.center import center_in_a_row
-from ..ops.center_pool import pool_in_a_row
-from ..ops.gain_conv import gain_conv_from
 from ..ops.given_mean import center_bias_act_given_mean
 from ..ops.maps import positions
-from ..ops.window_mean import Origin
+from ..ops.neuron import Geometry, Parameters, neuron, neuron_pool
 from .hazards import warn_if_single_position
 from .init import he_normal_, reset_all_but_filters_
 from .shared_means import SharedMeans
@@ -69,33 +66,35 @@ class _AGCConv(_ConvNd):
     def forward(self, input: Tensor) -> Tensor:
         check_input(self, input)
         if input.dim() < self.weight.dim():
-            return self._neuron(input.unsqueeze(0))[0].squeeze(0)
-        return self._neuron(input)[0]
+            return self.in_a_row(input.unsqueeze(0))[0].squeeze(0)
+        return self.in_a_row(input)[0]
 
-    def _neuron(
+    def in_a_row(
         self, input: Tensor, totals: Tensor | None = None, leave: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """The neuron's maps and, if it is to leave them, their sums; totals are its input's."""
-        v, origin = self._convolved(input, totals)
+        """The neuron's maps and, if it is to leave them, their sums: see row.py."""
         if self.shared_means is not None:
-            return self._given_mean(v, self.shared_means), None
-        of = (v, self.bias, self.mean_scale, self.activation, origin)
-        return center_in_a_row(*of, overwrite=True, leave=leave)
+            return self._given_mean(self._convolved(input), self.shared_means), None
+        x, parameters, geometry = self._of(input)
+        y, left = neuron(x, parameters, geometry, self.activation, totals, leave)
+        warn_if_single_position(self, positions(y))
+        return y, left
+
+    def _of(self, input: Tensor) -> tuple[Tensor, Parameters, Geometry]:
+        x, padding = padded(self, input)
+        parameters = Parameters(self.weight, self.gain, self.bias, self.mean_scale)
+        return x, parameters, Geometry(self.stride, padding, self.dilation, self.groups)
 
     def _given_mean(self, v: Tensor, shared: SharedMeans) -> Tensor:
         mean = shared.of(v)
         return center_bias_act_given_mean(v, mean, self.bias, self.mean_scale, self.activation)
 
-    def _convolved(
-        self, input: Tensor, totals: Tensor | None = None
-    ) -> tuple[Tensor, Origin | None]:
-        """conv(x, gamma W), and what is known of it beforehand."""
+    def _convolved(self, input: Tensor) -> Tensor:
+        """conv(x, gamma W)"""
         x, padding = padded(self, input)
-        v, origin = gain_conv_from(
-            x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups
-        )
+        v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
         warn_if_single_position(self, positions(v))
-        return v, origin if origin is None else origin._replace(totals=totals)
+        return v
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
@@ -174,16 +173,15 @@ class AGCConvPool2d(AGCConv2d):
             raise ValueError(
                 f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"
             )
-        return self._neuron(input)[0]
+        return self.in_a_row(input)[0]
 
-    def _neuron(  # type: ignore[override]
+    def in_a_row(  # type: ignore[override]
         self, input: Tensor, totals: Tensor | None = None, leave: bool = False
     ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        v, origin = self._convolved(input, totals)
         if self.shared_means is not None:
-            return max_pool2x2(self._given_mean(v, self.shared_means)), None
-        of = (v, self.bias, self.mean_scale, self.activation, origin)
-        return pool_in_a_row(*of, leave=leave)
+            return max_pool2x2(self._given_mean(self._convolved(input), self.shared_means)), None
+        x, parameters, geometry = self._of(input)
+        return neuron_pool(x, parameters, geometry, self.activation, totals, leave)
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):

@@ -21,7 +21,7 @@ def in_a_row(
     """
     for block in blocks:
         if _may_be_asked(block):
-            x, totals = block._neuron(x, totals, leave=True)
+            x, totals = block.in_a_row(x, totals, leave=True)
         else:
             x, totals = block(x), None
     return x, totals

@@ -49,38 +49,16 @@ def center_bias_act(
     overwrite: nobody needs v any more, so the result may take its memory. It does in eager mode,
     unless the backward needs v (SiLU, GELU).
     """
-    return center_in_a_row(v, bias, mean_scale, activation, overwrite=overwrite)[0]
-
-
-def center_in_a_row(
-    v: Tensor,
-    bias: Tensor,
-    mean_scale: Tensor,
-    activation: str,
-    origin: Origin | None = None,
-    *,
-    overwrite: bool = False,
-    leave: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """center_bias_act, and the sums of its result for the next neuron's Origin, or None.
-
-    origin: where v comes from, if that may serve. leave: whether anybody wants the sums.
-    """
     get_activation(activation)
     check_maps(v, bias=bias, mean_scale=mean_scale)
     if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
-        return reference.center_bias_act(v, bias, mean_scale, activation), None
-    where_from = (None, None, None) if origin is None else origin
+        return reference.center_bias_act(v, bias, mean_scale, activation)
     if torch.compiler.is_compiling():
         training = torch.is_grad_enabled()
-        y, _, _, totals = torch.ops.deepcontrol.center_bias_act(
-            v, bias, mean_scale, activation, training, leave, *where_from
-        )
-        return y, totals if totals.numel() else None
-    y, _, totals = _CenterBiasAct.apply(
-        v, bias, mean_scale, activation, overwrite, leave, *where_from
-    )
-    return y, totals
+        y, *_ = torch.ops.deepcontrol.center_bias_act(v, bias, mean_scale, activation, training)
+    else:
+        y, _ = _CenterBiasAct.apply(v, bias, mean_scale, activation, overwrite)
+    return y
 
 
 def forward(
@@ -167,45 +145,29 @@ def kept(activation: str, v: Tensor, y: Tensor, bits: Tensor | None) -> Tensor |
 
 
 class _CenterBiasAct(torch.autograd.Function):
-    """Returns y, the mean and the totals; the mean for second derivatives, which pass through it.
-
-    The last three inputs are an Origin's. Nothing is differentiated through them, nor through the
-    totals: whatever the way it was had, the mean is v's.
-    """
+    """Returns y and the mean; the mean for second derivatives alone, which pass through it."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        v: Tensor,
-        bias: Tensor,
-        mean_scale: Tensor,
-        activation: str,
-        overwrite: bool,
-        leave: bool,
-        x: Tensor | None,
-        filters: Tensor | None,
-        totals: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ctx: Any, v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, overwrite: bool
+    ) -> tuple[Tensor, Tensor]:
         training = any(ctx.needs_input_grad)
         overwrite = overwrite and not (training and ACTIVATIONS[activation].needs == "input")
         out = v if overwrite else None
-        origin = None if x is None or filters is None else Origin(x, filters, totals)
-        y, mean, bits, left = forward(v, bias, mean_scale, activation, out, training, leave, origin)
+        y, mean, bits, _ = forward(v, bias, mean_scale, activation, out, training)
         if overwrite:
             ctx.mark_dirty(v)
-        if left is not None:
-            ctx.mark_non_differentiable(left)
         ctx.save_for_backward(kept(activation, v, y, bits), bias, mean_scale, mean)
         ctx.activation = activation
         ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
         ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
-        return y, mean, left
+        return y, mean
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g, grad_mean, _ = grads
+        g, grad_mean = grads
         of_maps, bias, mean_scale, mean = ctx.saved_tensors
         g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
         g = like_layout(g, ctx.order)
         of = (g, of_maps, bias, mean_scale, mean, ctx.activation, grad_mean)
-        return *backward(*of), *(None,) * 6
+        return *backward(*of), None, None

@@ -36,38 +36,25 @@ def center_bias_act_pool(
     For relu, leaky_relu and none. SiLU and GELU need their input for the backward, so for them it
     is the two ops in turn.
     """
-    return pool_in_a_row(v, bias, mean_scale, activation)[0]
-
-
-def pool_in_a_row(
-    v: Tensor,
-    bias: Tensor,
-    mean_scale: Tensor,
-    activation: str,
-    origin: Origin | None = None,
-    *,
-    leave: bool = False,
-) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """center_bias_act_pool, and the sums of the pooled maps: see center_in_a_row."""
     act = get_activation(activation)
     check_maps(v, bias=bias, mean_scale=mean_scale)
     if act.needs == "input":
-        y = center_bias_act(v, bias, mean_scale, activation, overwrite=True)
-        return max_pool2x2(y), None
+        return max_pool2x2(center_bias_act(v, bias, mean_scale, activation, overwrite=True))
+    check_windows(v)
+    if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
+        return plain_pool(reference.center_bias_act(v, bias, mean_scale, activation))
+    if torch.compiler.is_compiling():
+        pooled, index, *_ = torch.ops.deepcontrol.center_bias_act_pool(
+            v, bias, mean_scale, activation
+        )
+    else:
+        pooled, index, _ = _CenterBiasActPool.apply(v, bias, mean_scale, activation)
+    return pooled, index
+
+
+def check_windows(v: Tensor) -> None:
     if v.dim() != 4 or min(v.shape[2:]) < 2:
         raise ValueError(f"expected maps (N, C, H, W) of at least 2x2, got {tuple(v.shape)}")
-    if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
-        return plain_pool(reference.center_bias_act(v, bias, mean_scale, activation)), None
-    where_from = (None, None, None) if origin is None else origin
-    if torch.compiler.is_compiling():
-        pooled, index, _, totals = torch.ops.deepcontrol.center_bias_act_pool(
-            v, bias, mean_scale, activation, leave, *where_from
-        )
-        return (pooled, index), totals if totals.numel() else None
-    pooled, index, _, totals = _CenterBiasActPool.apply(
-        v, bias, mean_scale, activation, leave, *where_from
-    )
-    return (pooled, index), totals
 
 
 def forward_pool(
@@ -134,33 +121,24 @@ def kept_of_pool(activation: str, pooled: Tensor) -> Tensor | None:
 
 
 class _CenterBiasActPool(torch.autograd.Function):
-    """Returns pooled, index, the mean and the totals: see _CenterBiasAct."""
+    """Returns pooled, index and the mean; the mean for second derivatives alone."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        v: Tensor,
-        bias: Tensor,
-        mean_scale: Tensor,
-        activation: str,
-        leave: bool,
-        x: Tensor | None,
-        filters: Tensor | None,
-        totals: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        origin = None if x is None or filters is None else Origin(x, filters, totals)
-        pooled, index, mean, left = forward_pool(v, bias, mean_scale, activation, leave, origin)
+        ctx: Any, v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        pooled, index, mean, _ = forward_pool(v, bias, mean_scale, activation)
         ctx.save_for_backward(kept_of_pool(activation, pooled), index, bias, mean_scale, mean)
-        ctx.mark_non_differentiable(*(a for a in (index, left) if a is not None))
+        ctx.mark_non_differentiable(index)
         ctx.activation, ctx.size, ctx.last = activation, tuple(v.shape[2:]), is_channels_last(v)
         ctx.set_materialize_grads(False)
-        return pooled, index, mean, left
+        return pooled, index, mean
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g, _, grad_mean, _ = grads
+        g, _, grad_mean = grads
         kept, index, bias, mean_scale, mean = ctx.saved_tensors
         if g is None:
             g = bias.new_zeros(index.shape) if kept is None else torch.zeros_like(kept)
         of = (g, kept, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last, grad_mean)
-        return *backward_pool(*of), *(None,) * 5
+        return *backward_pool(*of), None

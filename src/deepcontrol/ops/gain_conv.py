@@ -16,7 +16,6 @@ from . import reference
 from .backend import takes_kernels
 from .maps import accumulate_dtype
 from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
-from .window_mean import HALF_TYPES, Origin
 
 
 def gain_conv(
@@ -29,33 +28,22 @@ def gain_conv(
     groups: int,
 ) -> Tensor:
     """conv(x, gamma W) in x's dtype, for x (N, C_in, *) and weight (C_out, C_in / groups, *)."""
-    return gain_conv_from(x, weight, gain, stride, padding, dilation, groups)[0]
-
-
-def gain_conv_from(
-    x: Tensor,
-    weight: Tensor,
-    gain: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> tuple[Tensor, Origin | None]:
-    """gain_conv, and what it was made of, where window_mean.py has a use for that."""
-    autocast = _autocast_dtype(x)
-    _check(x, weight, groups, autocast)
-    if autocast is not None:
-        x = x.to(autocast)  # as torch's own convolutions do, so that what is kept is the small copy
+    x = checked_input(x, weight, groups)
     args = (list(stride), list(padding), list(dilation), groups)
     if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
-        return reference.gain_conv(x, weight, gain, *args), None
+        return reference.gain_conv(x, weight, gain, *args)
     if torch.compiler.is_compiling():
         scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype)
-        v = reference.conv(x, scaled, *args)
-    else:
-        v, scaled = _GainConv.apply(x, weight, gain, *args)
-    same_3x3 = args == ([1, 1], [1, 1], [1, 1], 1) and weight.shape[2:] == (3, 3)
-    return v, Origin(x, scaled, None) if same_3x3 and x.dtype in HALF_TYPES else None
+        return reference.conv(x, scaled, *args)
+    return _GainConv.apply(x, weight, gain, *args)
+
+
+def checked_input(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """x in the dtype that the convolution runs in; ValueError if it is not for these filters."""
+    autocast = _autocast_dtype(x)
+    _check(x, weight, groups, autocast)
+    # As torch's own convolutions do, so that what is kept is the small copy.
+    return x if autocast is None else x.to(autocast)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -93,30 +81,40 @@ class _GainConv(torch.autograd.Function):
         padding: list[int],
         dilation: list[int],
         groups: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         scaled = scale(weight, gain, x.dtype)
         ctx.save_for_backward(x, weight, gain, scaled if x.dtype != weight.dtype else None)
         ctx.geometry = geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
-        ctx.mark_non_differentiable(scaled)
-        ctx.set_materialize_grads(False)  # nor has it a gradient of zeros
-        return torch.convolution(x, scaled, None, *geometry), scaled
+        return torch.convolution(x, scaled, None, *geometry)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if grads[0] is None:
-            return (None,) * 7
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gain, scaled = ctx.saved_tensors
-        if scaled is None or torch.is_grad_enabled():  # a second derivative goes through V
-            scaled = scale(weight, gain, x.dtype)
-        needs_x, needs_weight, needs_gain = ctx.needs_input_grad[:3]
-        mask = [needs_x, needs_weight or needs_gain, False]
-        dx, dscaled, _ = torch.ops.aten.convolution_backward(
-            grads[0], x, scaled, None, *ctx.geometry, mask
-        )
-        dweight = dgain = None
-        if dscaled is not None:
-            dweight, dgain = scale_backward(weight, gain, dscaled)
-        return dx, dweight, dgain, None, None, None, None
+        of = (grads[0], x, weight, gain, scaled, ctx.geometry, ctx.needs_input_grad[:3])
+        return *backward(*of), None, None, None, None
+
+
+def backward(
+    dv: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    gain: Tensor,
+    scaled: Tensor | None,
+    geometry: tuple[Any, ...],
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dx, dW, dgamma, those that are needed; scaled is gamma W, if it was kept.
+
+    geometry: what torch.convolution takes after the filters and their bias.
+    """
+    if scaled is None or torch.is_grad_enabled():  # a second derivative goes through V
+        scaled = scale(weight, gain, x.dtype)
+    mask = [needs[0], needs[1] or needs[2], False]
+    dx, dscaled, _ = torch.ops.aten.convolution_backward(dv, x, scaled, None, *geometry, mask)
+    dweight = dgain = None
+    if dscaled is not None:
+        dweight, dgain = scale_backward(weight, gain, dscaled)
+    return dx, dweight, dgain
 
 
 def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype, traced: bool = False) -> Tensor:

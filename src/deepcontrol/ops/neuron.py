@@ -1,0 +1,218 @@
+"""The paper's neuron in one: the convolution with its gain, then centre, bias, activate; or pool.
+
+It is gain_conv.py and center.py, or center_pool.py, in turn. In eager mode it is one step of
+autograd where those are two: at small batches a training step's time is Python's.
+
+A neuron may be told the sums of its input's maps, and leave those of its output: window_mean.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import center, center_pool, reference
+from .activation import get_activation
+from .gain_conv import backward as conv_backward
+from .gain_conv import checked_input, gain_conv, scale
+from .maps import check_maps, like_layout, memory_order
+from .pool import is_channels_last
+from .tracing import compiles_with_ops, wants_plain_ops
+from .window_mean import HALF_TYPES, Origin
+
+
+class Geometry(NamedTuple):
+    """How a convolution moves its kernel."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+
+class Parameters(NamedTuple):
+    weight: Tensor
+    gain: Tensor
+    bias: Tensor
+    mean_scale: Tensor
+
+
+def neuron(
+    x: Tensor,
+    parameters: Parameters,
+    geometry: Geometry,
+    activation: str,
+    totals: Tensor | None = None,
+    leave: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """act(v - lambda * mean(v) + beta) of v = conv(x, gamma W), and the sums of its maps, or None.
+
+    totals: the sums of x's maps, if they were left. leave: whether anybody wants those of the
+    result.
+    """
+    weight, gain, bias, mean_scale = parameters
+    if _in_turn(activation):
+        v = gain_conv(x, weight, gain, *geometry)
+        return center.center_bias_act(v, bias, mean_scale, activation, overwrite=True), None
+    x = checked_input(x, weight, geometry.groups)
+    if torch.compiler.is_compiling():
+        v, origin = _traced_conv(x, weight, gain, geometry, totals)
+        training = torch.is_grad_enabled()
+        y, _, _, left = torch.ops.deepcontrol.center_bias_act(
+            v, bias, mean_scale, activation, training, leave, *origin
+        )
+        return y, left if left.numel() else None
+    y, _, left = _Neuron.apply(x, *parameters, totals, geometry, activation, leave)
+    return y, left
+
+
+def neuron_pool(
+    x: Tensor,
+    parameters: Parameters,
+    geometry: Geometry,
+    activation: str,
+    totals: Tensor | None = None,
+    leave: bool = False,
+) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """max_pool2x2 of a neuron's maps, which need not be written; totals, leave: see neuron."""
+    weight, gain, bias, mean_scale = parameters
+    if _in_turn(activation):
+        v = gain_conv(x, weight, gain, *geometry)
+        return center_pool.center_bias_act_pool(v, bias, mean_scale, activation), None
+    x = checked_input(x, weight, geometry.groups)
+    if torch.compiler.is_compiling():
+        v, origin = _traced_conv(x, weight, gain, geometry, totals)
+        center_pool.check_windows(v)
+        pooled, index, _, left = torch.ops.deepcontrol.center_bias_act_pool(
+            v, bias, mean_scale, activation, leave, *origin
+        )
+        return (pooled, index), left if left.numel() else None
+    pooled, index, _, left = _NeuronPool.apply(x, *parameters, totals, geometry, activation, leave)
+    return (pooled, index), left
+
+
+def _in_turn(activation: str) -> bool:
+    """Whether it is two ops in turn: in plain torch, and if the backward needs v (SiLU, GELU)."""
+    if wants_plain_ops() or get_activation(activation).needs == "input":
+        return True
+    return torch.compiler.is_compiling() and not compiles_with_ops()
+
+
+def _traced_conv(
+    x: Tensor, weight: Tensor, gain: Tensor, geometry: Geometry, totals: Tensor | None
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype)
+    stride, padding, dilation, groups = geometry
+    v = reference.conv(x, scaled, list(stride), list(padding), list(dilation), groups)
+    return v, _origin(x, scaled, geometry, totals) or (None, None, None)
+
+
+def _origin(x: Tensor, scaled: Tensor, geometry: Geometry, totals: Tensor | None) -> Origin | None:
+    """What window_mean.py may know the mean from, or None."""
+    ones = all(tuple(a) == (1, 1) for a in geometry[:3]) and geometry.groups == 1
+    if x.dtype not in HALF_TYPES or not ones or scaled.shape[2:] != (3, 3):
+        return None
+    return Origin(x, scaled, totals)
+
+
+class _Neuron(torch.autograd.Function):
+    """Returns y, the mean and what it leaves; the mean for second derivatives, which pass it.
+
+    Nothing is differentiated through the totals: however it is had, the mean is v's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        gain: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
+        totals: Tensor | None,
+        geometry: Geometry,
+        activation: str,
+        leave: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        v, origin = _convolve(ctx, x, weight, gain, geometry, totals)
+        training = any(ctx.needs_input_grad)
+        y, mean, bits, left = center.forward(
+            v, bias, mean_scale, activation, v, training, leave, origin
+        )
+        if left is not None:
+            ctx.mark_non_differentiable(left)
+        kept = center.kept(activation, v, y, bits)
+        ctx.save_for_backward(*ctx.of_conv, kept, bias, mean_scale, mean)
+        ctx.activation = activation
+        ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
+        return y, mean, left
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, grad_mean, _ = grads
+        *of_conv, of_maps, bias, mean_scale, mean = ctx.saved_tensors
+        g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
+        g = like_layout(g, ctx.order)
+        dv, *of_center = center.backward(
+            g, of_maps, bias, mean_scale, mean, ctx.activation, grad_mean
+        )
+        return *_convolve_backward(ctx, dv, of_conv), *of_center, None, None, None, None
+
+
+class _NeuronPool(torch.autograd.Function):
+    """Returns pooled, index, the mean and what it leaves: see _Neuron."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        gain: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
+        totals: Tensor | None,
+        geometry: Geometry,
+        activation: str,
+        leave: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        v, origin = _convolve(ctx, x, weight, gain, geometry, totals)
+        center_pool.check_windows(v)
+        pooled, index, mean, left = center_pool.forward_pool(
+            v, bias, mean_scale, activation, leave, origin
+        )
+        ctx.mark_non_differentiable(*(a for a in (index, left) if a is not None))
+        kept = center_pool.kept_of_pool(activation, pooled)
+        ctx.save_for_backward(*ctx.of_conv, kept, index, bias, mean_scale, mean)
+        ctx.activation, ctx.size, ctx.last = activation, tuple(v.shape[2:]), is_channels_last(v)
+        return pooled, index, mean, left
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, _, grad_mean, _ = grads
+        *of_conv, kept, index, bias, mean_scale, mean = ctx.saved_tensors
+        if g is None:
+            g = of_conv[0].new_zeros(index.shape) if kept is None else torch.zeros_like(kept)
+        of = (g, kept, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last, grad_mean)
+        dv, *of_center = center_pool.backward_pool(*of)
+        return *_convolve_backward(ctx, dv, of_conv), *of_center, None, None, None, None
+
+
+def _convolve(
+    ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, geometry: Geometry, totals: Tensor | None
+) -> tuple[Tensor, Origin | None]:
+    scaled = scale(weight, gain, x.dtype)
+    stride, padding, dilation, groups = geometry
+    ctx.geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
+    ctx.of_conv = (x, weight, gain, scaled if x.dtype != weight.dtype else None)
+    ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
+    v = torch.convolution(x, scaled, None, *ctx.geometry)
+    check_maps(v)
+    return v, _origin(x, scaled, geometry, totals)
+
+
+def _convolve_backward(
+    ctx: Any, dv: Tensor, of_conv: Sequence[Any]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    x, weight, gain, scaled = of_conv
+    return conv_backward(dv, x, weight, gain, scaled, ctx.geometry, ctx.needs_input_grad[:3])
