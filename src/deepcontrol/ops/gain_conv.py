@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import reference
 from .backend import takes_kernels
+from .beside import beside, can_go_beside, join
 from .maps import accumulate_dtype
 from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
 
@@ -109,8 +110,23 @@ def backward(
     """
     if scaled is None or torch.is_grad_enabled():  # a second derivative goes through V
         scaled = scale(weight, gain, x.dtype)
-    mask = [needs[0], needs[1] or needs[2], False]
-    dx, dscaled, _ = torch.ops.aten.convolution_backward(dv, x, scaled, None, *geometry, mask)
+
+    def conv_backward(of_x: bool, of_filters: bool) -> tuple[Tensor | None, Tensor | None]:
+        mask = [of_x, of_filters, False]
+        of = (dv, x, scaled, None, *geometry, mask)
+        dx, dscaled, _ = torch.ops.aten.convolution_backward(*of)
+        return dx, dscaled
+
+    of_filters = needs[1] or needs[2]
+    if needs[0] and of_filters and can_go_beside(x):
+        with beside(x):
+            _, dscaled = conv_backward(False, True)
+            assert dscaled is not None
+            dweight, dgain = scale_backward(weight, gain, dscaled)
+        dx, _ = conv_backward(True, False)
+        join(x)
+        return dx, dweight, dgain
+    dx, dscaled = conv_backward(needs[0], of_filters)
     dweight = dgain = None
     if dscaled is not None:
         dweight, dgain = scale_backward(weight, gain, dscaled)
