@@ -7,6 +7,7 @@ autocast it is kept, as the cast weights of every convolution are there.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -117,19 +118,16 @@ def backward(
         dx, dscaled, _ = torch.ops.aten.convolution_backward(*of)
         return dx, dscaled
 
+    dweight = dgain = None
     of_filters = needs[1] or needs[2]
-    if needs[0] and of_filters and can_go_beside(x):
-        with beside(x):
-            _, dscaled = conv_backward(False, True)
-            assert dscaled is not None
+    side_by_side = needs[0] and of_filters and can_go_beside(x)
+    with beside(x) if side_by_side else nullcontext():
+        dx, dscaled = conv_backward(needs[0] and not side_by_side, of_filters)
+        if dscaled is not None:
             dweight, dgain = scale_backward(weight, gain, dscaled)
+    if side_by_side:
         dx, _ = conv_backward(True, False)
         join(x)
-        return dx, dweight, dgain
-    dx, dscaled = conv_backward(needs[0], of_filters)
-    dweight = dgain = None
-    if dscaled is not None:
-        dweight, dgain = scale_backward(weight, gain, dscaled)
     return dx, dweight, dgain
 
 
