@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "sizes": set(),
     "train": {"data", "losses", "metrics", "models", "nn", "ops", "optim", "sizes", "__version__"},
     "doctor": {"ops", "nn", "__version__"},
-    "bench": {"models", "nn", "ops", "train"},
+    "bench": {"losses", "models", "nn", "ops", "train"},
     "predict": {"data", "nn", "sizes", "train"},
     "report": set(),
     "export": {"convert", "data", "metrics", "models", "predict", "sizes", "train", "__version__"},

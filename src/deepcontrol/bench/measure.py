@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..losses import pixel_cross_entropy
 from ..train import TrainingStep
 from .cases import Case
 from .contenders import CHANNELS, CLASSES, build
@@ -43,7 +44,8 @@ def training_step(case: Case, device: str) -> tuple[TrainingStep, tuple[Tensor, 
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, fused=device == "cuda")
     autocast = torch.bfloat16 if case.dtype == "bf16" else None
     engine: Any = case.engine
-    step = TrainingStep(model, functional.cross_entropy, optimiser, engine, autocast)
+    loss = functional.cross_entropy if case.group == "resnet50" else pixel_cross_entropy
+    step = TrainingStep(model, loss, optimiser, engine, autocast)
     return step, (inputs, targets)
 
 
