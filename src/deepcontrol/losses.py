@@ -33,7 +33,7 @@ def class_weights(histogram: Tensor) -> Tensor:
 def pixel_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """The mean over labelled pixels of weight[class] * cross-entropy.
 
-    logits (N, classes, H, W), labels (N, H, W) with VOID where there is none, weights (classes,).
+    logits (N, classes, *), labels (N, *) with VOID where there is none, weights (classes,).
     It is *not* divided by the sum of the weights as torch's weighted cross-entropy is: with weights
     of mean 1 the learning rate then means the same with and without them. No labelled pixel: 0.
     """

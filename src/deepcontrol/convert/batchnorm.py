@@ -67,7 +67,7 @@ def layers_inside(norm: _BatchNorm) -> list[nn.Module] | None:
 
     Libraries have BatchNorms with an activation or a dropout inside (timm's BatchNormAct2d).
     A forward of its own is believed to be "normalise, then my children in their order" if that is
-    what it does to a random input in eval mode.
+    what it does to an example in eval mode.
     """
     if type(norm).forward in _PLAIN_FORWARDS and "forward" not in vars(norm):
         return []
@@ -82,6 +82,6 @@ def layers_inside(norm: _BatchNorm) -> list[nn.Module] | None:
             for layer in probe.children():
                 expected = layer(expected)
             same = torch.allclose(probe(x), expected)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError):
-        return None  # it wants another input than maps: it is left alone, and the table says so
+    except (RuntimeError, TypeError, ValueError):
+        return None  # it takes something else than maps: it is left alone, and the table says so
     return [layer for layer in norm.children() if type(layer) is not nn.Identity] if same else None

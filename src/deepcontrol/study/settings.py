@@ -12,9 +12,8 @@ from .presets import PRESETS, Name, Preset
 class Reproduce:
     """Put the paper's claims to the test: train what they need, judge each, write a page.
 
-    Each claim has a rule, and ends as reproduced, not reproduced or
-    undecided. Claims share their runs; those of figure 1 come first, one seed of each before the
-    next seed, then all others.
+    Each claim has a rule, and ends as reproduced, not reproduced or undecided. Claims share their
+    runs; those of figure 1 come first, one seed of each before the next seed, then all others.
 
     The same --out again goes on where it was stopped: finished runs are not repeated, runs that
     were cut short continue, failed ones are tried again. A run that fails does so alone, and is
