@@ -40,6 +40,9 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None =
     target, logits = labels.long(), _exact(logits)
     if weights is not None:
         weights = weights.to(logits.dtype)
+    if logits.dim() > 2 and logits.stride(1) == 1:
+        # A pixel's logits are neighbours: rows of a matrix, which torch has faster kernels for.
+        logits, target = logits.movedim(1, -1).flatten(0, -2), target.flatten()
     # Torch's own sum would do, but on a GPU it is one block of threads for a whole sample's pixels,
     # forward and backward, and not the same in every run.
     losses = functional.cross_entropy(logits, target, weights, ignore_index=VOID, reduction="none")

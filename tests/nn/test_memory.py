@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from deepcontrol import AGC2d, AGCConv2d
-from deepcontrol.nn import saved_bytes
+from deepcontrol.nn import AGCConvPool2d, saved_bytes
 
 N, H, W = 4, 12, 10
 WIDTHS = [3, 8, 16, 16, 8, 8]
@@ -98,3 +99,17 @@ def test_counts_on_meta_what_it_counts_for_real() -> None:
     with torch.device("meta"):
         empty = chain(neuron)
     assert saved_bytes(empty, x.to("meta")) == saved_bytes(chain(neuron), x)
+
+
+@pytest.mark.parametrize("neuron", [AGCConv2d, AGCConvPool2d])
+def test_a_backward_gives_back_what_it_has_used(neuron: type[AGCConv2d]) -> None:
+    """Or a network's backward would add to the memory of its forward all the way down."""
+    x = 2 * torch.randn(2, 3, 8, 8, requires_grad=True)
+    kept = StorageWeakRef(x.untyped_storage())
+    y = neuron(3, 4, 3, padding=1)(x)
+    del x
+    assert not kept.expired()
+    loss = (y[0] if isinstance(y, tuple) else y).sum()
+    loss.backward()
+    assert kept.expired()  # with the graph still there
+    assert loss.grad_fn is not None

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d
 from deepcontrol.models import SegNet
-from deepcontrol.nn import AGCConvPool2d
-from deepcontrol.nn.row import in_a_row
+from deepcontrol.nn import AGCConvPool2d, unit_init_
+from deepcontrol.nn.row import elements_written, in_a_row
 from deepcontrol.ops import max_unpool2x2, window_mean
 from deepcontrol.ops.window_mean import Origin
 
@@ -77,7 +77,8 @@ class Stages(nn.Module):
         self.up = nn.Sequential(AGCConv2d(6, 6, 3, padding=1), AGCConv2d(6, 3, 3, padding=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        (pooled, index), totals = in_a_row(self.down, x)
+        wanted = elements_written(self.up[0], len(x), x.shape[2:])
+        (pooled, index), totals = in_a_row(self.down, x, None, wanted)
         return in_a_row(self.up, max_unpool2x2(pooled, index, x.shape[2:]), totals)[0]
 
 
@@ -161,17 +162,23 @@ def test_not_for_types_that_a_convolution_rounds(dtype: torch.dtype) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("wrap", [lambda m: m, torch.compile], ids=["eager", "compiled"])
 def test_segnet(wrap: Callable[[nn.Module], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known or read, a mean is the same up to the rounding of what is read."""
-    torch.compiler.reset()
+    """Known or read, a mean is as good: beside fp32, the gradients are as far off."""
     model = SegNet(19, width=0.5).cuda().to(memory_format=torch.channels_last)
     x = laid_out(torch.randn(4, 3, 256, 512, device="cuda"), "channels_last")
-    results = []
-    for worth in (1 << 60, 1 << 20):
+    unit_init_(model, x)
+
+    def trained(worth: int, half: bool) -> list[Tensor]:
         torch.compiler.reset()
         monkeypatch.setattr(window_mean, "WORTH", worth)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
             y = wrap(model)(x)
         loss = y.float().square().mean()
-        results.append([y, *torch.autograd.grad(loss, list(model.parameters()))])
-    for a, b in zip(*results, strict=True):
-        assert (a.double() - b.double()).norm() < 0.05 * b.double().norm() + 1e-6
+        return [y, *torch.autograd.grad(loss, list(model.parameters()))]
+
+    exact = trained(1 << 60, half=False)
+    read, known = trained(1 << 60, half=True), trained(1 << 20, half=True)
+    for a, b, expected in zip(known, read, exact, strict=True):
+        scale = expected.double().norm()
+        off_known = (a.double() - expected.double()).norm() / scale
+        off_read = (b.double() - expected.double()).norm() / scale
+        assert off_known < 1.2 * off_read + 0.02

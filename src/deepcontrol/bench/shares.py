@@ -21,7 +21,7 @@ from .record import Row
 STEPS = 3
 PASSES = 5
 KINDS = (  # the first whose pattern is found in a kernel's name
-    ("AGC", r"^agc_"),
+    ("AGC", r"^(agc|window_mean)_"),
     ("gain in the weights", r"^_scale(_backward)?$"),
     ("pooling", r"^(pool|pick|place)_kernel|max_?pool|max_?unpool"),
     ("BatchNorm", r"batch_?norm|(^|[^a-z])bn_"),

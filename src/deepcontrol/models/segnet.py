@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..nn import AGCConv2d, AGCConvPool2d
-from ..nn.row import in_a_row
+from ..nn.row import elements_written, in_a_row
 from ..ops import max_pool2x2, max_unpool2x2
 from .blocks import Block, Norm, conv_block, scaled
 
@@ -65,12 +65,18 @@ class SegNet(nn.Module):
             raise ValueError(
                 f"expected images (N, 3, H, W) of at least {UNIT}x{UNIT}, got {tuple(x.shape)}"
             )
-        pooled, totals = [], None  # the sums of x's maps, where whoever made them has left them
-        for encode in self.encoder:
-            x, indices, size, totals = encode(x, totals)
-            pooled.append((indices, size))
-        for decode in self.decoder:
-            x, totals = decode(x, *pooled.pop(), totals)
+        n, _, height, width = x.shape
+        sizes = [(height // 2**i, width // 2**i) for i in range(len(self.encoder))]
+        sizes += sizes[::-1]  # of the stages, down and up again
+        first = [stage.convolutions[0] for stage in (*self.encoder, *self.decoder)]
+        wanted = [elements_written(a, n, size) for a, size in zip(first, sizes, strict=True)]
+        wanted.append(0)  # the classifier needs no mean
+        pooled, totals = [], None  # the sums of x's maps, where they are wanted
+        for i, encode in enumerate(self.encoder):
+            x, indices, totals = encode(x, totals, wanted[i + 1])
+            pooled.append(indices)
+        for i, decode in enumerate(self.decoder, len(pooled)):
+            x, totals = decode(x, pooled.pop(), sizes[i], totals, wanted[i + 1])
         return self.classify(x)
 
 
@@ -89,12 +95,11 @@ class EncoderStage(nn.Module):
             self.pool = BytePool()
 
     def forward(
-        self, x: Tensor, totals: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Sequence[int], Tensor | None]:
-        size = x.shape[2:]  # which the convolutions keep
-        x, totals = in_a_row(self.convolutions, x, totals)
+        self, x: Tensor, totals: Tensor | None = None, wanted: int = 0
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        x, totals = in_a_row(self.convolutions, x, totals, wanted)
         pooled, indices = self.pool(x)
-        return pooled, indices, size, totals
+        return pooled, indices, totals
 
 
 class DecoderStage(nn.Module):
@@ -106,10 +111,15 @@ class DecoderStage(nn.Module):
         self.convolutions = _row(block, in_channels, widths)
 
     def forward(
-        self, x: Tensor, indices: Tensor, size: Sequence[int], totals: Tensor | None = None
+        self,
+        x: Tensor,
+        indices: Tensor,
+        size: Sequence[int],
+        totals: Tensor | None = None,
+        wanted: int = 0,
     ) -> tuple[Tensor, Tensor | None]:
         # Zeros change no sum.
-        return in_a_row(self.convolutions, self.unpool(x, indices, size), totals)
+        return in_a_row(self.convolutions, self.unpool(x, indices, size), totals, wanted)
 
 
 class BytePool(nn.MaxPool2d):

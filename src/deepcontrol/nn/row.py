@@ -4,27 +4,39 @@ A neuron by itself reads its convolution's output twice, for the mean and to rew
 sums of its input it reads it once: ops/window_mean.py.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from torch import Tensor, nn
 
+from ..ops.window_mean import is_worth
 from .conv import AGCConv2d, AGCConvPool2d
 
 
 def in_a_row(
-    blocks: Iterable[nn.Module], x: Any, totals: Tensor | None = None
+    blocks: nn.Sequential, x: Any, totals: Tensor | None = None, wanted: int = 0
 ) -> tuple[Any, Tensor | None]:
-    """What nn.Sequential(*blocks) makes of x, and the sums of its maps where the last leaves them.
+    """What the blocks make of x, and the sums of its maps if they are wanted.
 
-    totals: the sums of x's maps, if whoever made x has left them.
+    totals: the sums of x's maps, if whoever made x has left them. wanted: how many elements the
+    next neuron writes, the one that reads what the last block makes; see elements_written.
     """
-    for block in blocks:
+    for i, block in enumerate(blocks):
         if _may_be_asked(block):
-            x, totals = block.in_a_row(x, totals, leave=True)
+            last = i + 1 == len(blocks)
+            read = wanted if last else elements_written(blocks[i + 1], len(x), x.shape[2:])
+            x, totals = block.in_a_row(x, totals, leave=is_worth(read))
         else:
             x, totals = block(x), None
     return x, totals
+
+
+def elements_written(reader: nn.Module, samples: int, size: Sequence[int]) -> int:
+    """How many, if it is a neuron, by its convolution of maps of this size; else 0."""
+    if not isinstance(reader, AGCConv2d):
+        return 0
+    return samples * reader.out_channels * math.prod(size)
 
 
 def _may_be_asked(block: nn.Module) -> TypeGuard[AGCConv2d]:

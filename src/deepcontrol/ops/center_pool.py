@@ -70,7 +70,7 @@ def forward_pool(
     if takes_kernels(v, traced):
         from .kernels import agc_pool as kernels
 
-        totals = kernels.empty_totals(v, traced) if leave and leaves_totals(v, 4) else None
+        totals = kernels.empty_totals(v, traced) if leave and leaves_totals(v) else None
         pooled, index, mean = kernels.forward(
             v, bias, mean_scale, activation, totals, origin, traced=traced
         )

@@ -135,7 +135,7 @@ class _Neuron(torch.autograd.Function):
         activation: str,
         leave: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        v, origin = _convolve(ctx, x, weight, gain, geometry, totals)
+        v, of_conv, origin = _convolve(ctx, x, weight, gain, geometry, totals)
         training = any(ctx.needs_input_grad)
         y, mean, bits, left = center.forward(
             v, bias, mean_scale, activation, v, training, leave, origin
@@ -143,7 +143,7 @@ class _Neuron(torch.autograd.Function):
         if left is not None:
             ctx.mark_non_differentiable(left)
         kept = center.kept(activation, v, y, bits)
-        ctx.save_for_backward(*ctx.of_conv, kept, bias, mean_scale, mean)
+        ctx.save_for_backward(*of_conv, kept, bias, mean_scale, mean)
         ctx.activation = activation
         ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
         return y, mean, left
@@ -176,14 +176,14 @@ class _NeuronPool(torch.autograd.Function):
         activation: str,
         leave: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        v, origin = _convolve(ctx, x, weight, gain, geometry, totals)
+        v, of_conv, origin = _convolve(ctx, x, weight, gain, geometry, totals)
         center_pool.check_windows(v)
         pooled, index, mean, left = center_pool.forward_pool(
             v, bias, mean_scale, activation, leave, origin
         )
         ctx.mark_non_differentiable(*(a for a in (index, left) if a is not None))
         kept = center_pool.kept_of_pool(activation, pooled)
-        ctx.save_for_backward(*ctx.of_conv, kept, index, bias, mean_scale, mean)
+        ctx.save_for_backward(*of_conv, kept, index, bias, mean_scale, mean)
         ctx.activation, ctx.size, ctx.last = activation, tuple(v.shape[2:]), is_channels_last(v)
         return pooled, index, mean, left
 
@@ -200,15 +200,16 @@ class _NeuronPool(torch.autograd.Function):
 
 def _convolve(
     ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, geometry: Geometry, totals: Tensor | None
-) -> tuple[Tensor, Origin | None]:
+) -> tuple[Tensor, tuple[Tensor | None, ...], Origin | None]:
+    """The convolution's output, what its backward needs, and what the output's mean is made of."""
     scaled = scale(weight, gain, x.dtype)
     stride, padding, dilation, groups = geometry
     ctx.geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
-    ctx.of_conv = (x, weight, gain, scaled if x.dtype != weight.dtype else None)
     ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
     v = torch.convolution(x, scaled, None, *ctx.geometry)
     check_maps(v)
-    return v, _origin(x, scaled, geometry, totals)
+    of_conv = (x, weight, gain, scaled if x.dtype != weight.dtype else None)
+    return v, of_conv, _origin(x, scaled, geometry, totals)
 
 
 def _convolve_backward(

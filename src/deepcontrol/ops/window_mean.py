@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .backend import map_strides
 
-WORTH = 24 << 20  # bytes of a convolution's output: below, the L2 cache has it, and a read is cheap
+WORTH = 24 << 20  # elements of a convolution's output: below, the L2 cache has them: a cheap read
 HALF_TYPES = (torch.bfloat16, torch.float16)  # a TF32 convolution rounds x on its own
 
 
@@ -35,16 +35,18 @@ class Origin(NamedTuple):
 
 def serves(v: Tensor, origin: Origin | None) -> bool:
     """Whether the mean of v is cheaper to have from where it comes from."""
-    if origin is None or v.dtype not in HALF_TYPES or v.numel() * v.element_size() < WORTH:
+    if origin is None or v.dtype not in HALF_TYPES or not is_worth(v.numel()):
         return False
     # Maps whose sums nobody has left are worth a read where they are few: an image's.
     has_sums = origin.totals is not None or 4 * origin.x.shape[1] <= v.shape[1]
     return has_sums and map_strides(origin.x) is not None
 
 
-def leaves_totals(y: Tensor, parts: int = 1) -> bool:
-    """Whether whoever writes maps of y's size / parts should leave their sums.
+def is_worth(elements: int) -> bool:
+    """Whether a convolution's output of so many is better not read for its mean."""
+    return elements >= max(WORTH, 1)
 
-    Their reader may have four times as much to write: unpooled, or with more channels.
-    """
-    return y.dtype in HALF_TYPES and 4 * y.numel() * y.element_size() >= parts * WORTH
+
+def leaves_totals(y: Tensor) -> bool:
+    """Whether maps like y can be left with their sums."""
+    return y.dtype in HALF_TYPES

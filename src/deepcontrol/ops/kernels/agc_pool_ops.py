@@ -66,7 +66,7 @@ def _(
     n, c, height, width = v.shape
     shape, last = (n, c, height // 2, width // 2), is_channels_last(v)
     mean = v.new_empty((n, c), dtype=accumulate_dtype(v.dtype))
-    takes = leave and takes_kernels(v, traced=True) and leaves_totals(v, 4)
+    takes = leave and takes_kernels(v, traced=True) and leaves_totals(v)
     left = _never_none(v, empty_totals(v, traced=True) if takes else None)
     pooled, index = (empty_maps(v, shape, dtype, last) for dtype in (v.dtype, torch.uint8))
     return pooled, index, mean, left
