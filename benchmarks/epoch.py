@@ -32,6 +32,7 @@ from deepcontrol.train.loop import save, train_rest_of_epoch
 from deepcontrol.train.progress import Show
 from deepcontrol.train.run import Run, open_run
 
+VALIDATED = 64  # images: enough to time the evaluation
 RATE = 1e-4  # many epochs over few images: the network should stay sane
 
 
@@ -88,15 +89,17 @@ def measure(run: Run, turns: int) -> dict[str, Any]:
                 epoch.append(seconds(lambda: one_epoch(run)))
     run.saver.wait()
     ratios = [a / b for a, b in zip(bare, epoch, strict=True)]
-    rest = statistics.median(seconds(lambda: epoch_without_steps(run)) for _ in range(turns))
-    run.saver.wait()
+    rest = []
+    for _ in range(turns):
+        rest.append(seconds(lambda: epoch_without_steps(run)))
+        run.saver.wait()
     evaluation = seconds(lambda: evaluate(run.model, run.val, run.step.autocast))
     images = len(run.train.cache)
     return {
         "images_per_s_bare": f"{images / statistics.median(bare):.2f}",
         "images_per_s_epoch": f"{images / statistics.median(epoch):.2f}",
         "epoch_to_bare": f"{statistics.median(ratios):.4f}",
-        "rest_to_bare": f"{rest / statistics.median(bare):.4f}",
+        "rest_to_bare": f"{statistics.median(rest) / statistics.median(bare):.4f}",
         "lowest": f"{min(ratios):.4f}",
         "highest": f"{max(ratios):.4f}",
         "images_per_s_evaluation": f"{len(run.val.cache) / evaluation:.2f}",
@@ -135,7 +138,7 @@ def measured(args: argparse.Namespace, batch: int, device: torch.device) -> dict
             batch_size=batch,
             lr=RATE,
             train_limit=args.images,
-            val_limit=args.images,
+            val_limit=min(args.images, VALIDATED),
             epochs=10_000,
             device=args.device,
         )

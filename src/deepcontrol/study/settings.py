@@ -38,8 +38,8 @@ class Reproduce:
     executor: Literal["local", "ray"] = "local"
     """Who trains: processes on this machine, or tasks on a Ray cluster that shares --out."""
     slots: int | None = None
-    """Runs at a time: on each GPU, or on this machine's CPU; 1 a GPU, 1 a core unless told. A few
-    on one GPU fill the gaps that each leaves, between its epochs above all."""
+    """Runs at a time: on each GPU, or on this machine's CPU; 1 a GPU, 1 a core unless told. Several
+    on one GPU take turns, and gain nothing, unless NVIDIA's MPS is running: then they fill it."""
     minutes: float | None = None
     """Start no run after this time and stop those that are under way, saved; the next call goes
     on. 0 trains nothing, and judges what is there. Saving and the page come after it."""

@@ -51,7 +51,10 @@ def snapshot(
         "optimiser": _copied(whole(optimiser.state_dict()["state"])),
         "rng": group.gathered(_rng(group.device)),
     }
-    return Checkpoint(_copied(whole(model.state_dict())), state)
+    checkpoint = Checkpoint(_copied(whole(model.state_dict())), state)
+    if group.device.type == "cuda":
+        torch.cuda.synchronize(group.device)  # once for all copies
+    return checkpoint
 
 
 def restore(
@@ -154,12 +157,25 @@ class Saver:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        return _room_for(value).copy_(value.detach(), non_blocking=True)
     if isinstance(value, dict):
         return {k: _copied(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_copied(v) for v in value]
     return value
+
+
+def _room_for(value: Tensor) -> Tensor:
+    """On the CPU; for a GPU's tensor in pinned memory, which the GPU writes to by itself.
+
+    Torch keeps pinned memory that is given back, so that the next checkpoint has it at once.
+    """
+    if value.is_cuda:
+        try:
+            return torch.empty_like(value, device="cpu", pin_memory=True)
+        except RuntimeError:  # the system has no more to pin
+            pass
+    return torch.empty_like(value, device="cpu")
 
 
 def _rng(device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -180,23 +180,17 @@ def backward(
     dz, dbeta, dlam = (torch.empty_like(a) for a in (g, beta, lam))
     dgamma = None if gamma is None else torch.empty_like(gamma)
     launches = Launches(g, cut, traced, held=1 if gamma is None else 2)
+    sums = launches.sums(mean, dgamma, dbeta, dlam)
     partial = launches.partial_sums()
     partial_hz = partial if gamma is None else launches.partial_sums()
     common = dict(
         g=g, kept=kept, mean=mean, gamma=gamma, beta=beta, lam=lam, partial=partial,
         partial_hz=partial_hz, ACT=activation, KEPT=kind, TWO=gamma is not None,
     )  # fmt: skip
-    of_filters = dict(dgamma=dgamma, dbeta=dbeta, dlam=dlam)
     if not launches.cut.alone:
         launches.sum(**common)
-        launches.rewrite_backward(dz, None, None, **of_filters, **common)
-    elif len(mean) == 1:  # a single sample's sums are the gradients already
-        launches.rewrite_backward(dz, dbeta, dgamma, dgamma=None, dbeta=None, dlam=dlam, **common)
-    else:
-        sum_h = torch.empty_like(mean)
-        sum_hz = None if gamma is None else torch.empty_like(mean)
-        launches.rewrite_backward(dz, sum_h, sum_hz, **dict.fromkeys(of_filters), **common)
-        launches.filters(sum_h=sum_h, sum_hz=sum_hz, mean=mean, gamma=gamma, **of_filters)
+    launches.rewrite(agc_backward_kernel, dz=dz, **sums, **common)
+    launches.filters(sums, mean=mean, gamma=gamma, dgamma=dgamma, dbeta=dbeta, dlam=dlam)
     return dz, dgamma, dbeta, dlam
 
 
@@ -302,18 +296,26 @@ class Launches:
         geometry = self.geometry
         self.run(kernel, self.units * geometry.tiles, **{**geometry.of_rewrite, **arguments})
 
-    def rewrite_backward(
-        self, dz: Tensor, sum_h: Tensor | None, sum_hz: Tensor | None, **arguments: Any
-    ) -> None:
-        sums = dict(sum_h=sum_h, sum_hz=sum_hz, N=self.maps.shape[0])
-        self.rewrite(agc_backward_kernel, dz=dz, **sums, **arguments)
+    def sums(
+        self, mean: Tensor, dgamma: Tensor | None, dbeta: Tensor, dlam: Tensor
+    ) -> dict[str, Tensor | None]:
+        """Where a backward kernel leaves the sums over maps, for `filters` to add up over samples.
 
-    def filters(self, **arguments: Any) -> None:
+        A single sample's sums are the gradients already.
+        """
+        if self.maps.shape[0] == 1:
+            return dict(sum_h=dbeta, sum_hz=dgamma, dlam=dlam)
+        sum_hz = None if dgamma is None else torch.empty_like(mean)
+        return dict(sum_h=torch.empty_like(mean), sum_hz=sum_hz, dlam=None)
+
+    def filters(self, sums: dict[str, Tensor | None], **arguments: Any) -> None:
         n, c = self.maps.shape[:2]
+        if n == 1:
+            return
         block_c = power_of_2(c, 32)
         self.run(
-            agc_filters_kernel, divide(c, block_c), N=n, C=c, BLOCK_N=power_of_2(n, 16),
-            BLOCK_C=block_c, num_warps=1, **arguments,
+            agc_filters_kernel, divide(c, block_c), sum_h=sums["sum_h"], sum_hz=sums["sum_hz"],
+            N=n, C=c, BLOCK_N=power_of_2(n, 16), BLOCK_C=block_c, num_warps=1, **arguments,
         )  # fmt: skip
 
     def run(self, kernel: Any, programs: int, **arguments: Any) -> None:

@@ -28,7 +28,6 @@ import triton.language as tl
 from ..activation import LEAKY_SLOPE
 
 _SLOPE = tl.constexpr(LEAKY_SLOPE)
-_FEW = tl.constexpr(8)
 
 
 @triton.jit
@@ -305,52 +304,21 @@ def agc_forward_kernel(
 
 
 @triton.jit
-def _gradients_of_filters(
-    s, partial, partial_hz, mean, gamma, dgamma, dbeta, dlam, group, groups, parts, N, c, C,
-    BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
-):  # fmt: skip
-    """Those of one unit's filters, from the parts' sums of all samples; s is the first's sum.
-
-    One program does it while all others rewrite. It takes _FEW parts at once: what it needed of
-    registers all of them would be given.
-    """
-    gain = tl.sum(_per_filter(gamma, c, C, 1.0), 0)
-    if N == 1:
-        tl.store(dbeta + c, s, mask=c < C)
+def _single_sample(dlam, gamma, mean, s, c, C):
+    """dlam, where the sample is the only one: sum_h and sum_hz are dbeta and dgamma then."""
+    if dlam is not None:
         m = tl.load(mean + c, mask=c < C, other=0.0)
+        gain = tl.sum(_per_filter(gamma, c, C, 1.0), 0)
         tl.store(dlam + c, -gain * (s * m), mask=c < C)
-        if dgamma is not None:
-            at = _parts(partial_hz, group, parts, BLOCK_C)
-            tl.store(dgamma + c, _sum_of_parts(at, parts, BLOCK_C, BLOCK_T), mask=c < C)
-    else:
-        t = tl.arange(0, _FEW)
-        db = tl.zeros([_FEW, BLOCK_C], tl.float32)
-        dl, dg = db, db
-        for t0 in range(0, N * parts, _FEW):
-            n, part = (t0 + t) // parts, (t0 + t) % parts
-            row = (n * groups + group).to(tl.int64) * parts + part
-            at = row[:, None] * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
-            there = (n < N)[:, None]
-            h = tl.load(partial + at, mask=there, other=0.0)
-            of_mean = n[:, None] * C + c[None, :]
-            db += h
-            dl += h * tl.load(mean + of_mean, mask=there & (c < C)[None, :], other=0.0)
-            if dgamma is not None:
-                dg += tl.load(partial_hz + at, mask=there, other=0.0)
-        tl.store(dbeta + c, tl.sum(db, 0), mask=c < C)
-        tl.store(dlam + c, -gain * tl.sum(dl, 0), mask=c < C)
-        if dgamma is not None:
-            tl.store(dgamma + c, tl.sum(dg, 0), mask=c < C)
 
 
 @triton.jit
 def agc_backward_kernel(
-    g, kept, dz, mean, gamma, beta, lam, sum_h, sum_hz, dgamma, dbeta, dlam, partial, partial_hz,
-    N, C, P, groups, parts, tiles, steps, sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr,
+    g, kept, dz, mean, gamma, beta, lam, sum_h, sum_hz, dlam, partial, partial_hz, C, P,
+    groups, parts, tiles, steps, sn, sc, sp, ACT: tl.constexpr, KEPT: tl.constexpr,
     PACK: tl.constexpr, TWO: tl.constexpr, ALONE: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """dz, and the filters' gradients; ALONE, what agc_filters_kernel makes them of."""
     unit, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     n, c0 = unit // groups, unit % groups * BLOCK_C
     c = c0 + tl.arange(0, BLOCK_C)
@@ -364,18 +332,16 @@ def agc_backward_kernel(
         s = tl.sum(h, 0)
     else:
         s = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T)
-    if ALONE:
+    if tile == 0:
         tl.store(sum_h + n * C + c, s, mask=c < C)
         if TWO:
-            tl.store(sum_hz + n * C + c, tl.sum(h * centred, 0), mask=c < C)
-        if dlam is not None:  # the only sample: its sums are dbeta and dgamma
-            m = tl.load(mean + c, mask=c < C, other=0.0)
-            tl.store(dlam + c, -tl.sum(_per_filter(gamma, c, C, 1.0), 0) * (s * m), mask=c < C)
-    elif (tile == 0) & (n == 0):
-        _gradients_of_filters(
-            s, partial, partial_hz, mean, gamma, dgamma, dbeta, dlam, unit, groups, parts, N, c, C,
-            BLOCK_C, BLOCK_T,
-        )  # fmt: skip
+            if ALONE:
+                s_hz = tl.sum(h * centred, 0)
+            else:
+                at = _parts(partial_hz, unit, parts, BLOCK_C)
+                s_hz = _sum_of_parts(at, parts, BLOCK_C, BLOCK_T)
+            tl.store(sum_hz + n * C + c, s_hz, mask=c < C)
+        _single_sample(dlam, gamma, mean, s, c, C)
     above = scale * (s / P)[None, :]
     if ALONE:
         at, inside = _block(n, c0, 0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
@@ -396,7 +362,7 @@ def agc_filters_kernel(
     sum_h, sum_hz, mean, gamma, dgamma, dbeta, dlam, N, C,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The filters' gradients, from the sums of all samples' maps, where programs were alone."""
+    """The gradients of the filters' parameters, from the sums of all samples."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     s = tl.arange(0, BLOCK_N)
     db = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)

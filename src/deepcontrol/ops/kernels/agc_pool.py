@@ -82,6 +82,7 @@ def backward(
     dv = empty_maps(g, (n, c, height, width), g.dtype, channels_last)
     dbeta, dlam = torch.empty_like(beta), torch.empty_like(lam)
     launches = Launches(g, None, traced, held=0)
+    sums = launches.sums(mean, None, dbeta, dlam)
     partial = launches.partial_sums()
     launches.sum(
         g=g, kept=kept, mean=mean, gamma=None, beta=beta, lam=lam,
@@ -95,9 +96,10 @@ def backward(
         agc_pool_backward_kernel, launches.units * tiles, g=g, kept=kept, index=index, dv=dv,
         mean=mean, lam=lam, partial=partial, P=height * width, windows=windows, across=across,
         down=height // 2, right=width // 2, height=height, width=width, ACT=activation,
-        dbeta=dbeta, dlam=dlam, N=n, **geometry, **launches.adding_up(partial),
+        sum_h=sums["sum_h"], dlam=sums["dlam"], **geometry, **launches.adding_up(partial),
         **_strides(dv, "s"), **_strides(g, "o"),
     )  # fmt: skip
+    launches.filters(sums, mean=mean, gamma=None, dgamma=None, dbeta=dbeta, dlam=dlam)
     return dv, dbeta, dlam
 
 

@@ -10,9 +10,9 @@ import triton.language as tl
 from .agc_device import (
     _act,
     _act_backward,
-    _gradients_of_filters,
     _parts,
     _per_filter,
+    _single_sample,
     _sum_of_parts,
 )
 
@@ -73,7 +73,7 @@ def agc_pool_forward_kernel(
 
 @triton.jit
 def agc_pool_backward_kernel(
-    g, kept, index, dv, mean, lam, dbeta, dlam, partial, N, C, P, groups, parts, tiles, steps,
+    g, kept, index, dv, mean, lam, sum_h, dlam, partial, C, P, groups, parts, tiles, steps,
     windows, across, down, right, height, width, sn, sc, sp, on, oc, op,
     ACT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
@@ -84,11 +84,9 @@ def agc_pool_backward_kernel(
     c = c0 + tl.arange(0, BLOCK_C)
     scale = _per_filter(lam, c, C, 0.0)
     s = _sum_of_parts(_parts(partial, unit, parts, BLOCK_C), parts, BLOCK_C, BLOCK_T)
-    if (tile == 0) & (n == 0):
-        _gradients_of_filters(
-            s, partial, partial, mean, None, None, dbeta, dlam, unit, groups, parts, N, c, C,
-            BLOCK_C, BLOCK_T,
-        )  # fmt: skip
+    if tile == 0:
+        tl.store(sum_h + n * C + c, s, mask=c < C)
+        _single_sample(dlam, None, mean, s, c, C)
     above = scale * (s / P)[None, :]
     of_dv = dv + tl.cast(n, tl.int64) * sn + c.to(tl.int64)[None, :] * sc
     of_pooled = tl.cast(n, tl.int64) * on + c.to(tl.int64)[None, :] * oc
