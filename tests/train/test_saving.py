@@ -1,7 +1,10 @@
-"""What a checkpoint says is believed only where it fits the run."""
+"""What a checkpoint says is believed only where it fits the run; and how it gets to the disk."""
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -9,9 +12,10 @@ import torch
 from torch import nn
 
 from deepcontrol.optim import sgd
+from deepcontrol.train import saving
 from deepcontrol.train.checkpoint import Checkpoint, CheckpointError
 from deepcontrol.train.distributed import Group
-from deepcontrol.train.saving import Position, restore, snapshot
+from deepcontrol.train.saving import Position, Saver, restore, snapshot
 
 ALONE = Group(torch.device("cpu"))
 
@@ -71,3 +75,63 @@ def test_what_does_not_fit_is_refused(change: Callable[[Any], Any]) -> None:
     tampered = Checkpoint(taken.model, change(copy.deepcopy(taken.state)))
     with pytest.raises(CheckpointError):
         restore(tampered, model, optimiser, ALONE)
+
+
+def checkpoint(epoch: int) -> Checkpoint:
+    return Checkpoint({"epoch": torch.tensor(epoch)}, {"format": 1, "position": {}})
+
+
+@dataclass
+class Disk:
+    """A slow one: nothing is written before it is let go; and it may be full."""
+
+    written: list[tuple[str, int]] = field(default_factory=list)
+    busy: Event = field(default_factory=Event)
+    go: Event = field(default_factory=Event)
+    full: bool = False
+
+    def write(self, name: str, saved: Checkpoint) -> None:
+        self.busy.set()
+        assert self.go.wait(60)
+        if self.full:
+            raise CheckpointError("no room")
+        self.written.append((name, int(saved.model["epoch"])))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(saving, "save_last", lambda run, a, last_is_whole: disk.write("last", a))
+    monkeypatch.setattr(saving, "save_best", lambda run, a: disk.write("best", a))
+    return disk
+
+
+def test_training_does_not_wait_for_the_disk(disk: Disk, tmp_path: Path) -> None:
+    saver = Saver(tmp_path)
+    saver.save(checkpoint(1))
+    assert disk.busy.wait(60)
+    for epoch, is_best in ((2, True), (3, True), (4, False), (5, False)):
+        saver.save(checkpoint(epoch), is_best)
+    assert not disk.written
+    disk.go.set()
+    saver.wait()
+    assert disk.written == [("last", 1), ("best", 3), ("last", 5)]
+    saver.save(checkpoint(6), is_best=True)
+    saver.wait()
+    assert disk.written[3:] == [("best", 6), ("last", 6)]
+    saver.close()
+
+
+def test_an_error_of_the_disk_comes_up_once(disk: Disk, tmp_path: Path) -> None:
+    saver, disk.full = Saver(tmp_path), True
+    saver.save(checkpoint(1))
+    assert disk.busy.wait(60)
+    saver.save(checkpoint(2))  # which goes with it
+    disk.go.set()
+    with pytest.raises(CheckpointError, match="no room"):
+        saver.wait()
+    disk.full = False
+    saver.save(checkpoint(3))
+    saver.wait()
+    assert disk.written == [("last", 3)]
+    saver.close()

@@ -95,8 +95,8 @@ class Train:
     """Images evaluated at once, over all processes; --batch-size unless told otherwise. More take
     less time and more memory."""
     save_epochs: int = 1
-    """Save at the end of every so many epochs, and of the last one: where an epoch takes a second,
-    the disk would be what takes the time. `best` is the best of these epochs."""
+    """Save at the end of every so many epochs, and of the last one. `best` is the best of these
+    epochs. Training does not wait for the disk: what it is too slow for is not written."""
     save_steps: int = 0
     """Save after every so many steps too; 0 is at the end of epochs alone."""
     sample_epochs: tuple[int, ...] = (1, 10, 50, 100, 150)

@@ -109,7 +109,6 @@ def save(run: Run, is_best: bool = False) -> None:
     """Start to write a checkpoint of where the run stands."""
     raise_if_not_finite(run)
     run.position.loss_sum = float(run.loss_sum)
-    run.saver.wait()  # for the last one's memory, which this one can take
     checkpoint = snapshot(run.model, run.optimiser, run.position, run.group)
     if run.group.leads:
         run.saver.save(checkpoint, is_best)

@@ -3,6 +3,7 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -118,40 +119,75 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 class Saver:
-    """Writes one checkpoint at a time in a thread; errors come up at the next call."""
+    """Writes checkpoints in a thread, one after the other; errors come up at the next call.
+
+    Training never waits for the disk. Where epochs are shorter than it takes to write one, those
+    that come meanwhile take each other's place, so that the newest is written next: a run that is
+    killed has lost a little more, which it does again. Of the best ones too the newest is written.
+    """
 
     def __init__(self, run: Path) -> None:
         self.run = run
         self._pool = ThreadPoolExecutor(1)
-        self._pending: Future[None] | None = None
+        self._lock = Lock()  # over what is below, up to the empty line
+        self._last: Checkpoint | None = None
+        self._best: Checkpoint | None = None
+        self._is_writing = False
+
+        self._writing: Future[None] | None = None
         self._has_written = False
 
     def save(self, checkpoint: Checkpoint, is_best: bool = False) -> None:
-        """Start to write `last`, and before it `best`, once what was being written is."""
-        self.wait()
-        self._pending = self._pool.submit(self._write, checkpoint, is_best)
+        """Write `last`, and before it `best`, as soon as what is being written is on the disk."""
+        self.check()
+        with self._lock:
+            self._last = checkpoint
+            if is_best:
+                self._best = checkpoint
+            if not self._is_writing:
+                self._is_writing = True
+                self._writing = self._pool.submit(self._write_all, self._writing)
 
     def check(self) -> None:
         """Raise what went wrong by now, if anything did."""
-        if self._pending is not None and self._pending.done():
+        if self._writing is not None and self._writing.done():
             self.wait()
 
     def wait(self) -> None:
         """Until all is on the disk."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def close(self) -> None:
         """Leave nothing half written to whoever holds the run folder next."""
         self._pool.shutdown()
 
-    def _write(self, checkpoint: Checkpoint, is_best: bool) -> None:
+    def _write_all(self, before: Future[None] | None) -> None:
+        try:
+            if before is not None:
+                before.result()  # it has ended; an error that nobody has seen yet is not lost
+            while (waiting := self._next()) is not None:
+                self._write(*waiting)
+        except BaseException:
+            with self._lock:  # whoever is told of it decides what is saved after it
+                self._last = self._best = None
+                self._is_writing = False
+            raise
+
+    def _next(self) -> tuple[Checkpoint, Checkpoint | None] | None:
+        with self._lock:
+            last, best = self._last, self._best
+            self._last = self._best = None
+            self._is_writing = last is not None
+        return None if last is None else (last, best)
+
+    def _write(self, last: Checkpoint, best: Checkpoint | None) -> None:
         # The best first: killed in between, the run goes on from before it and saves it again.
-        if is_best:
-            about = {k: checkpoint.state[k] for k in ("format", "position")}
-            save_best(self.run, Checkpoint(checkpoint.model, about))
-        save_last(self.run, checkpoint, last_is_whole=self._has_written)
+        if best is not None:
+            about = {k: best.state[k] for k in ("format", "position")}
+            save_best(self.run, Checkpoint(best.model, about))
+        save_last(self.run, last, last_is_whole=self._has_written)
         self._has_written = True
 
 
