@@ -43,6 +43,22 @@ def test_cross_entropy_against_loops(weighted: bool) -> None:
     assert pixel_cross_entropy(logits, labels, weights).item() == pytest.approx(total / pixels)
 
 
+def test_cross_entropy_of_any_layout() -> None:
+    logits, labels, weights = torch.randn(2, 4, 5, 3), labels_with_void(2, 5, 3), torch.rand(4)
+    expected = pixel_cross_entropy(logits, labels, weights)
+    last = logits.to(memory_format=torch.channels_last).requires_grad_()
+    found = pixel_cross_entropy(last, labels, weights)
+    torch.testing.assert_close(found, expected)
+    (grad,) = torch.autograd.grad(found, last)
+    logits.requires_grad_()
+    (exact,) = torch.autograd.grad(pixel_cross_entropy(logits, labels, weights), logits)
+    torch.testing.assert_close(grad, exact)
+    for wrong in (labels.mT, labels[:, None], labels[:1]):
+        for any_layout in (logits, last):
+            with pytest.raises(ValueError, match=r"\(2, 4, 5, 3\) for labels of"):
+                pixel_cross_entropy(any_layout, wrong)
+
+
 def test_weights_of_mean_one_leave_the_scale_alone() -> None:
     """All pixels of one class with weight 3: three times the loss, not the same one."""
     logits, labels = torch.randn(1, 2, 4, 4), torch.zeros(1, 4, 4, dtype=torch.uint8)

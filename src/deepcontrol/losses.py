@@ -37,6 +37,8 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None =
     It is *not* divided by the sum of the weights as torch's weighted cross-entropy is: with weights
     of mean 1 the learning rate then means the same with and without them. No labelled pixel: 0.
     """
+    if labels.shape != logits.shape[:1] + logits.shape[2:]:
+        raise ValueError(f"logits of {tuple(logits.shape)} for labels of {tuple(labels.shape)}")
     target, logits = labels.long(), _exact(logits)
     if weights is not None:
         weights = weights.to(logits.dtype)

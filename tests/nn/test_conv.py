@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
+from deepcontrol.nn import AGCConvPool2d
 from deepcontrol.ops.activation import ACTIVATIONS
 
 DIMENSIONS = {
@@ -186,3 +187,12 @@ def test_gain_gradient_is_summed_in_fp32() -> None:
     x = torch.ones(1, 32768, 1, 2, dtype=torch.bfloat16)
     neuron(x).backward(torch.tensor([[[[1.0, 0.0]]]], dtype=torch.bfloat16))
     assert neuron.gain.grad.item() == 32768
+
+
+@pytest.mark.parametrize("name", ["gain", "bias", "mean_scale"])
+@pytest.mark.parametrize("neuron", [AGCConv2d, AGCConvPool2d])
+def test_a_parameter_that_does_not_fit_the_filters(neuron: type[AGCConv2d], name: str) -> None:
+    layer = neuron(3, 4, 3, padding=1)
+    setattr(layer, name, nn.Parameter(torch.ones(1)))
+    with pytest.raises(ValueError, match=rf"{name} has shape \(1,\)"):
+        layer(torch.randn(1, 3, 6, 6))

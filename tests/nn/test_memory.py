@@ -113,3 +113,17 @@ def test_a_backward_gives_back_what_it_has_used(neuron: type[AGCConv2d]) -> None
     loss.backward()
     assert kept.expired()  # with the graph still there
     assert loss.grad_fn is not None
+
+
+@pytest.mark.parametrize("neuron", [AGCConv2d, AGCConvPool2d])
+def test_frozen_filters_keep_no_input(neuron: type[AGCConv2d]) -> None:
+    layer, x = neuron(3, 4, 3, padding=1), torch.randn(2, 3, 8, 8)
+    layer.weight.requires_grad_(False)
+    layer.gain.requires_grad_(False)
+    kept = StorageWeakRef(x.untyped_storage())
+    y = layer(x)
+    del x
+    assert kept.expired()
+    (y[0] if isinstance(y, tuple) else y).sum().backward()
+    assert layer.bias.grad is not None
+    assert layer.mean_scale.grad is not None

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ..nn import AGCConv2d, AGCConvPool2d
-from ..nn.row import elements_written, in_a_row
 from ..ops import max_pool2x2, max_unpool2x2
 from .blocks import Block, Norm, conv_block, scaled
 
@@ -59,25 +58,36 @@ class SegNet(nn.Module):
             self.decoder.append(DecoderStage(block, channels, inner))
             channels = inner[-1]
         self.classify = nn.Conv2d(channels, classes, 3, padding=1)
+        self._tell_neurons_of_their_readers()
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or x.shape[1] != 3 or min(x.shape[2:]) < UNIT:
             raise ValueError(
                 f"expected images (N, 3, H, W) of at least {UNIT}x{UNIT}, got {tuple(x.shape)}"
             )
-        n, _, height, width = x.shape
-        sizes = [(height // 2**i, width // 2**i) for i in range(len(self.encoder))]
-        sizes += sizes[::-1]  # of the stages, down and up again
-        first = [stage.convolutions[0] for stage in (*self.encoder, *self.decoder)]
-        wanted = [elements_written(a, n, size) for a, size in zip(first, sizes, strict=True)]
-        wanted.append(0)  # the classifier needs no mean
-        pooled, totals = [], None  # the sums of x's maps, where they are wanted
-        for i, encode in enumerate(self.encoder):
-            x, indices, totals = encode(x, totals, wanted[i + 1])
-            pooled.append(indices)
-        for i, decode in enumerate(self.decoder, len(pooled)):
-            x, totals = decode(x, pooled.pop(), sizes[i], totals, wanted[i + 1])
+        pooled = []
+        for encode in self.encoder:
+            x, indices, size = encode(x)
+            pooled.append((indices, size))
+        for decode in self.decoder:
+            x = decode(x, *pooled.pop())
         return self.classify(x)
+
+    def _tell_neurons_of_their_readers(self) -> None:
+        """How much the next neuron writes decides whether one leaves the sums of its maps."""
+        stages = [*self.encoder, *self.decoder]
+        for stage in stages:
+            for a, b in itertools.pairwise(stage.convolutions):
+                _feed(a, b, 1)
+        for i, (stage, following) in enumerate(itertools.pairwise(stages), 1):
+            unpooled = 4 if i >= len(self.encoder) else 1
+            _feed(stage.convolutions[-1], following.convolutions[0], unpooled)
+
+
+def _feed(a: nn.Module, b: nn.Module, times: int) -> None:
+    """Where b reads what a writes, unpooled to so many times the positions."""
+    if isinstance(a, AGCConv2d) and isinstance(b, AGCConv2d):
+        a.feeds = times * b.out_channels / a.out_channels
 
 
 class EncoderStage(nn.Module):
@@ -94,12 +104,10 @@ class EncoderStage(nn.Module):
         else:
             self.pool = BytePool()
 
-    def forward(
-        self, x: Tensor, totals: Tensor | None = None, wanted: int = 0
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        x, totals = in_a_row(self.convolutions, x, totals, wanted)
-        pooled, indices = self.pool(x)
-        return pooled, indices, totals
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Sequence[int]]:
+        size = x.shape[2:]  # which the convolutions keep
+        pooled, indices = self.pool(self.convolutions(x))
+        return pooled, indices, size
 
 
 class DecoderStage(nn.Module):
@@ -110,16 +118,8 @@ class DecoderStage(nn.Module):
         self.unpool = ByteUnpool()
         self.convolutions = _row(block, in_channels, widths)
 
-    def forward(
-        self,
-        x: Tensor,
-        indices: Tensor,
-        size: Sequence[int],
-        totals: Tensor | None = None,
-        wanted: int = 0,
-    ) -> tuple[Tensor, Tensor | None]:
-        # Zeros change no sum.
-        return in_a_row(self.convolutions, self.unpool(x, indices, size), totals, wanted)
+    def forward(self, x: Tensor, indices: Tensor, size: Sequence[int]) -> Tensor:
+        return self.convolutions(self.unpool(x, indices, size))
 
 
 class BytePool(nn.MaxPool2d):

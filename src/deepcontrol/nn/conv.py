@@ -20,6 +20,7 @@ class _AGCConv(_ConvNd):
     bias: nn.Parameter
     activation: ActivationName
     shared_means: SharedMeans | None = None  # set where the maps are tiles of larger ones
+    feeds = 0.0  # set where the next neuron is known: elements it writes for each that it reads
 
     def __init__(
         self,
@@ -66,19 +67,15 @@ class _AGCConv(_ConvNd):
     def forward(self, input: Tensor) -> Tensor:
         check_input(self, input)
         if input.dim() < self.weight.dim():
-            return self.in_a_row(input.unsqueeze(0))[0].squeeze(0)
-        return self.in_a_row(input)[0]
+            return self._neuron(input.unsqueeze(0)).squeeze(0)
+        return self._neuron(input)
 
-    def in_a_row(
-        self, input: Tensor, totals: Tensor | None = None, leave: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """The neuron's maps and, if it is to leave them, their sums: see row.py."""
+    def _neuron(self, input: Tensor) -> Tensor:
         if self.shared_means is not None:
-            return self._given_mean(self._convolved(input), self.shared_means), None
-        x, parameters, geometry = self._of(input)
-        y, left = neuron(x, parameters, geometry, self.activation, totals, leave)
+            return self._given_mean(self._convolved(input), self.shared_means)
+        y = neuron(*self._of(input), self.activation, self.feeds)
         warn_if_single_position(self, positions(y))
-        return y, left
+        return y
 
     def _of(self, input: Tensor) -> tuple[Tensor, Parameters, Geometry]:
         x, padding = padded(self, input)
@@ -173,15 +170,9 @@ class AGCConvPool2d(AGCConv2d):
             raise ValueError(
                 f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"
             )
-        return self.in_a_row(input)[0]
-
-    def in_a_row(  # type: ignore[override]
-        self, input: Tensor, totals: Tensor | None = None, leave: bool = False
-    ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
         if self.shared_means is not None:
-            return max_pool2x2(self._given_mean(self._convolved(input), self.shared_means)), None
-        x, parameters, geometry = self._of(input)
-        return neuron_pool(x, parameters, geometry, self.activation, totals, leave)
+            return max_pool2x2(self._given_mean(self._convolved(input), self.shared_means))
+        return neuron_pool(*self._of(input), self.activation, self.feeds)
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):

@@ -68,20 +68,20 @@ def forward(
     activation: str,
     y: Tensor | None,
     training: bool = False,
-    leave: bool = False,
+    feeds: float = 0.0,
     origin: Origin | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """y, the means (N, C) and, where kernels make them, what they leave: bits and totals.
 
     y is written where it is given, which may be v. The bits of open_bits.py are for training, the
-    totals of window_mean.py for whoever wants to `leave` them.
+    totals for whom the neuron `feeds`: window_mean.py.
     """
     if takes_kernels(v, traced):
         from .kernels import agc as kernels
 
         bits = empty_bits(v, activation) if training else None
-        totals = kernels.empty_totals(v, traced) if leave and leaves_totals(v) else None
+        totals = kernels.empty_totals(v, traced) if leaves_totals(v, feeds) else None
         y, mean = kernels.forward(
             v, None, bias, mean_scale, activation, y, bits, totals, origin, traced=traced
         )

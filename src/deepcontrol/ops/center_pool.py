@@ -62,7 +62,7 @@ def forward_pool(
     bias: Tensor,
     mean_scale: Tensor,
     activation: str,
-    leave: bool = False,
+    feeds: float = 0.0,
     origin: Origin | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -70,7 +70,7 @@ def forward_pool(
     if takes_kernels(v, traced):
         from .kernels import agc_pool as kernels
 
-        totals = kernels.empty_totals(v, traced) if leave and leaves_totals(v) else None
+        totals = kernels.empty_totals(v, traced) if leaves_totals(v, feeds / 4) else None
         pooled, index, mean = kernels.forward(
             v, bias, mean_scale, activation, totals, origin, traced=traced
         )

@@ -30,7 +30,7 @@ def gain_conv(
     groups: int,
 ) -> Tensor:
     """conv(x, gamma W) in x's dtype, for x (N, C_in, *) and weight (C_out, C_in / groups, *)."""
-    x = checked_input(x, weight, groups)
+    x = checked_input(x, weight, gain, groups)
     args = (list(stride), list(padding), list(dilation), groups)
     if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
         return reference.gain_conv(x, weight, gain, *args)
@@ -40,10 +40,14 @@ def gain_conv(
     return _GainConv.apply(x, weight, gain, *args)
 
 
-def checked_input(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+def checked_input(x: Tensor, weight: Tensor, gain: Tensor, groups: int) -> Tensor:
     """x in the dtype that the convolution runs in; ValueError if it is not for these filters."""
     autocast = _autocast_dtype(x)
     _check(x, weight, groups, autocast)
+    if gain.shape != weight.shape[:1]:
+        raise ValueError(
+            f"gain has shape {tuple(gain.shape)}, but there are {weight.shape[0]} filters"
+        )
     # As torch's own convolutions do, so that what is kept is the small copy.
     return x if autocast is None else x.to(autocast)
 

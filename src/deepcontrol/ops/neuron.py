@@ -1,9 +1,8 @@
 """The paper's neuron in one: the convolution with its gain, then centre, bias, activate; or pool.
 
 It is gain_conv.py and center.py, or center_pool.py, in turn. In eager mode it is one step of
-autograd where those are two: at small batches a training step's time is Python's.
-
-A neuron may be told the sums of its input's maps, and leave those of its output: window_mean.py.
+autograd where those are two: at small batches a training step's time is Python's. And it knows what
+its convolution was made of, from which the mean can be had: window_mean.py.
 """
 
 from collections.abc import Sequence
@@ -12,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import center, center_pool, reference
+from . import center, center_pool
 from .activation import get_activation
 from .gain_conv import backward as conv_backward
 from .gain_conv import checked_input, gain_conv, scale
 from .maps import check_maps, like_layout, memory_order
 from .pool import is_channels_last
-from .tracing import compiles_with_ops, wants_plain_ops
-from .window_mean import HALF_TYPES, Origin
+from .tracing import wants_plain_ops
+from .window_mean import HALF_TYPES, Origin, leave_totals, totals_left
 
 
 class Geometry(NamedTuple):
@@ -39,73 +38,45 @@ class Parameters(NamedTuple):
 
 
 def neuron(
-    x: Tensor,
-    parameters: Parameters,
-    geometry: Geometry,
-    activation: str,
-    totals: Tensor | None = None,
-    leave: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """act(v - lambda * mean(v) + beta) of v = conv(x, gamma W), and the sums of its maps, or None.
+    x: Tensor, parameters: Parameters, geometry: Geometry, activation: str, feeds: float = 0.0
+) -> Tensor:
+    """act(v - lambda * mean(v) + beta) of v = conv(x, gamma W).
 
-    totals: the sums of x's maps, if they were left. leave: whether anybody wants those of the
-    result.
+    feeds: how many elements the neuron that reads the result writes for each that it reads, if that
+    is known: decides whether the sums of the maps are left to it.
     """
     weight, gain, bias, mean_scale = parameters
     if _in_turn(activation):
         v = gain_conv(x, weight, gain, *geometry)
-        return center.center_bias_act(v, bias, mean_scale, activation, overwrite=True), None
-    x = checked_input(x, weight, geometry.groups)
-    if torch.compiler.is_compiling():
-        v, origin = _traced_conv(x, weight, gain, geometry, totals)
-        training = torch.is_grad_enabled()
-        y, _, _, left = torch.ops.deepcontrol.center_bias_act(
-            v, bias, mean_scale, activation, training, leave, *origin
-        )
-        return y, left if left.numel() else None
-    y, _, left = _Neuron.apply(x, *parameters, totals, geometry, activation, leave)
-    return y, left
+        return center.center_bias_act(v, bias, mean_scale, activation, overwrite=True)
+    x = checked_input(x, weight, gain, geometry.groups)
+    y, _, left = _Neuron.apply(x, *parameters, totals_left(x), geometry, activation, feeds)
+    leave_totals(y, left)
+    return y
 
 
 def neuron_pool(
-    x: Tensor,
-    parameters: Parameters,
-    geometry: Geometry,
-    activation: str,
-    totals: Tensor | None = None,
-    leave: bool = False,
-) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """max_pool2x2 of a neuron's maps, which need not be written; totals, leave: see neuron."""
+    x: Tensor, parameters: Parameters, geometry: Geometry, activation: str, feeds: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """max_pool2x2 of a neuron's maps, which need not be written; feeds: see neuron."""
     weight, gain, bias, mean_scale = parameters
     if _in_turn(activation):
         v = gain_conv(x, weight, gain, *geometry)
-        return center_pool.center_bias_act_pool(v, bias, mean_scale, activation), None
-    x = checked_input(x, weight, geometry.groups)
-    if torch.compiler.is_compiling():
-        v, origin = _traced_conv(x, weight, gain, geometry, totals)
-        center_pool.check_windows(v)
-        pooled, index, _, left = torch.ops.deepcontrol.center_bias_act_pool(
-            v, bias, mean_scale, activation, leave, *origin
-        )
-        return (pooled, index), left if left.numel() else None
-    pooled, index, _, left = _NeuronPool.apply(x, *parameters, totals, geometry, activation, leave)
-    return (pooled, index), left
+        return center_pool.center_bias_act_pool(v, bias, mean_scale, activation)
+    x = checked_input(x, weight, gain, geometry.groups)
+    pooled, index, _, left = _NeuronPool.apply(
+        x, *parameters, totals_left(x), geometry, activation, feeds
+    )
+    leave_totals(pooled, left)
+    return pooled, index
 
 
 def _in_turn(activation: str) -> bool:
-    """Whether it is two ops in turn: in plain torch, and if the backward needs v (SiLU, GELU)."""
-    if wants_plain_ops() or get_activation(activation).needs == "input":
+    """Whether it is two ops in turn: in plain torch, for a compiler, and if the backward needs v
+    (SiLU, GELU)."""
+    if wants_plain_ops() or torch.compiler.is_compiling():
         return True
-    return torch.compiler.is_compiling() and not compiles_with_ops()
-
-
-def _traced_conv(
-    x: Tensor, weight: Tensor, gain: Tensor, geometry: Geometry, totals: Tensor | None
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype)
-    stride, padding, dilation, groups = geometry
-    v = reference.conv(x, scaled, list(stride), list(padding), list(dilation), groups)
-    return v, _origin(x, scaled, geometry, totals) or (None, None, None)
+    return get_activation(activation).needs == "input"
 
 
 def _origin(x: Tensor, scaled: Tensor, geometry: Geometry, totals: Tensor | None) -> Origin | None:
@@ -133,12 +104,13 @@ class _Neuron(torch.autograd.Function):
         totals: Tensor | None,
         geometry: Geometry,
         activation: str,
-        leave: bool,
+        feeds: float,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         v, of_conv, origin = _convolve(ctx, x, weight, gain, geometry, totals)
+        check_maps(v, bias=bias, mean_scale=mean_scale)
         training = any(ctx.needs_input_grad)
         y, mean, bits, left = center.forward(
-            v, bias, mean_scale, activation, v, training, leave, origin
+            v, bias, mean_scale, activation, v, training, feeds, origin
         )
         if left is not None:
             ctx.mark_non_differentiable(left)
@@ -174,17 +146,19 @@ class _NeuronPool(torch.autograd.Function):
         totals: Tensor | None,
         geometry: Geometry,
         activation: str,
-        leave: bool,
+        feeds: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         v, of_conv, origin = _convolve(ctx, x, weight, gain, geometry, totals)
+        check_maps(v, bias=bias, mean_scale=mean_scale)
         center_pool.check_windows(v)
         pooled, index, mean, left = center_pool.forward_pool(
-            v, bias, mean_scale, activation, leave, origin
+            v, bias, mean_scale, activation, feeds, origin
         )
         ctx.mark_non_differentiable(*(a for a in (index, left) if a is not None))
         kept = center_pool.kept_of_pool(activation, pooled)
         ctx.save_for_backward(*of_conv, kept, index, bias, mean_scale, mean)
         ctx.activation, ctx.size, ctx.last = activation, tuple(v.shape[2:]), is_channels_last(v)
+        ctx.dtype = v.dtype
         return pooled, index, mean, left
 
     @staticmethod
@@ -192,7 +166,11 @@ class _NeuronPool(torch.autograd.Function):
         g, _, grad_mean, _ = grads
         *of_conv, kept, index, bias, mean_scale, mean = ctx.saved_tensors
         if g is None:
-            g = of_conv[0].new_zeros(index.shape) if kept is None else torch.zeros_like(kept)
+            g = (
+                mean.new_zeros(index.shape, dtype=ctx.dtype)
+                if kept is None
+                else torch.zeros_like(kept)
+            )
         of = (g, kept, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last, grad_mean)
         dv, *of_center = center_pool.backward_pool(*of)
         return *_convolve_backward(ctx, dv, of_conv), *of_center, None, None, None, None
@@ -207,8 +185,9 @@ def _convolve(
     ctx.geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
     ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
     v = torch.convolution(x, scaled, None, *ctx.geometry)
-    check_maps(v)
-    of_conv = (x, weight, gain, scaled if x.dtype != weight.dtype else None)
+    of_conv: tuple[Tensor | None, ...] = (None, None, None, None)
+    if any(ctx.needs_input_grad[:3]):
+        of_conv = (x, weight, gain, scaled if x.dtype != weight.dtype else None)
     return v, of_conv, _origin(x, scaled, geometry, totals)
 
 
@@ -216,4 +195,6 @@ def _convolve_backward(
     ctx: Any, dv: Tensor, of_conv: Sequence[Any]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     x, weight, gain, scaled = of_conv
+    if x is None:
+        return None, None, None
     return conv_backward(dv, x, weight, gain, scaled, ctx.geometry, ctx.needs_input_grad[:3])

@@ -18,6 +18,7 @@ from torch import Tensor
 from . import pool_plain as plain
 from .backend import takes_kernels
 from .tracing import compiles_with_ops, is_batched, wants_plain_ops
+from .window_mean import leave_totals, totals_left
 
 
 def max_pool2x2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +59,9 @@ def max_unpool2x2(pooled: Tensor, index: Tensor, size: Sequence[int]) -> Tensor:
             return plain.place(pooled, index, size)
         last = is_channels_last(pooled)
         return torch.ops.deepcontrol.place2x2(pooled, index, height, width, last)
-    return _Place.apply(pooled, index, height, width, is_channels_last(pooled))
+    unpooled = _Place.apply(pooled, index, height, width, is_channels_last(pooled))
+    leave_totals(unpooled, totals_left(pooled))  # zeros change no sum
+    return unpooled
 
 
 def is_channels_last(x: Tensor) -> bool:

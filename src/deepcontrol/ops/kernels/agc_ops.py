@@ -18,27 +18,14 @@ from ..center import forward as neuron_forward
 from ..center import kept as kept_of
 from ..maps import accumulate_dtype, like_layout, memory_order
 from ..open_bits import empty_bits
-from ..window_mean import Origin, leaves_totals
-from .agc import empty_totals
 
 
 @triton_op("deepcontrol::center_bias_act", mutates_args=())
 def center_bias_act(
-    v: Tensor,
-    bias: Tensor,
-    mean_scale: Tensor,
-    activation: str,
-    training: bool,
-    leave: bool = False,
-    x: Tensor | None = None,
-    filters: Tensor | None = None,
-    totals: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    origin = None if x is None or filters is None else Origin(x, filters, totals)
-    y, mean, bits, left = neuron_forward(
-        v, bias, mean_scale, activation, None, training, leave, origin, traced=True
-    )
-    return y, mean, *_never_none(v, bits, left)
+    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, training: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, bits, _ = neuron_forward(v, bias, mean_scale, activation, None, training, traced=True)
+    return y, mean, _no_bits(v) if bits is None else bits
 
 
 @triton_op("deepcontrol::center_bias_act_backward", mutates_args=())
@@ -62,20 +49,11 @@ def agc_backward(
 
 @center_bias_act.register_fake
 def _(
-    v: Tensor,
-    bias: Tensor,
-    mean_scale: Tensor,
-    activation: str,
-    training: bool,
-    leave: bool = False,
-    x: Tensor | None = None,
-    filters: Tensor | None = None,
-    totals: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    kernels = takes_kernels(v, traced=True)
-    bits = empty_bits(v, activation) if training and kernels else None
-    left = empty_totals(v, traced=True) if leave and kernels and leaves_totals(v) else None
-    return torch.empty_like(v), _means(v), *_never_none(v, bits, left)
+    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, training: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    kernels = training and takes_kernels(v, traced=True)
+    bits = empty_bits(v, activation) if kernels else None
+    return torch.empty_like(v), _means(v), _no_bits(v) if bits is None else bits
 
 
 @center_bias_act_backward.register_fake
@@ -102,15 +80,13 @@ def _means(z: Tensor) -> Tensor:
     return z.new_empty(z.shape[:2], dtype=accumulate_dtype(z.dtype))
 
 
-def _never_none(v: Tensor, bits: Tensor | None, left: Tensor | None) -> tuple[Tensor, Tensor]:
-    """An op cannot return None."""
-    bits = v.new_empty(0, dtype=torch.uint8) if bits is None else bits
-    return bits, v.new_empty(0, dtype=torch.float32) if left is None else left
+def _no_bits(v: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=v.device)  # an op cannot return None
 
 
 def _keep_of_neuron(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    v, bias, mean_scale, activation, *_ = inputs
-    y, mean, bits, _ = output
+    v, bias, mean_scale, activation, _ = inputs
+    y, mean, bits = output
     of_maps = kept_of(activation, v, y, bits if len(bits) else None)
     ctx.save_for_backward(of_maps, bias, mean_scale, mean)
     ctx.activation, ctx.order = activation, memory_order(y)
@@ -120,7 +96,7 @@ def _neuron_backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     kept, bias, mean_scale, mean = ctx.saved_tensors
     g = like_layout(g, ctx.order)
     of = (g, kept, bias, mean_scale, mean, ctx.activation)
-    return *center_bias_act_backward(*of), *(None,) * 6
+    return *center_bias_act_backward(*of), None, None
 
 
 def _keep_of_layer(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

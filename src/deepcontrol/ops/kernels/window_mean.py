@@ -7,6 +7,7 @@ kernel that rewrites the output adds up the parts, as it does with those of agc_
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -34,7 +35,7 @@ def _border(x, start, step, length, inside, BORDER: tl.constexpr, CHANNELS: tl.c
 @triton.jit
 def window_mean_kernel(
     x, totals, filters, partial, C, F, height, width, total_groups, total_parts, parts, groups,
-    sn, sc, sp, fo, fc, fk, TOTAL_C: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_T: tl.constexpr,
+    sn, sc, sp, fo, fc, fi, fj, TOTAL_C: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_T: tl.constexpr,
     BORDER: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     part, unit = tl.program_id(0) % parts, tl.program_id(0) // parts
@@ -80,7 +81,7 @@ def window_mean_kernel(
                 seen -= left_column
             if i != 1 and j != 1:
                 seen += tl.load(corner, mask=inside, other=0.0).to(tl.float32)
-            taps = tl.load(of_filters + (3 * i + j) * fk, mask=there, other=0.0)
+            taps = tl.load(of_filters + i * fi + j * fj, mask=there, other=0.0)
             products += taps.to(tl.float32) * seen[None, :]
     at = (tl.cast(unit, tl.int64) * parts + part) * BLOCK_F + tl.arange(0, BLOCK_F)
     tl.store(partial + at, tl.sum(products, 1))
@@ -98,9 +99,9 @@ def window_mean(origin: Origin, totals: Tensor, block_f: int, traced: bool) -> T
     strides = map_strides(x)
     assert strides is not None  # ops/window_mean.py asks first
     parts, groups = parts_of(origin), divide(f, block_f)
-    partial = totals.new_empty((n, groups, parts, block_f))
+    partial = totals.new_empty((n, groups, parts, block_f), dtype=torch.float32)
     geometry: dict[str, Any] = dict(zip(("sn", "sc", "sp"), strides, strict=True))
-    geometry |= dict(fo=filters.stride(0), fc=filters.stride(1), fk=filters.stride(3))
+    geometry |= dict(zip(("fo", "fc", "fi", "fj"), filters.stride(), strict=True))
     launch(
         window_mean_kernel, (n * groups * parts, 1, 1), traced, x.device, x=x, totals=totals,
         filters=filters, partial=partial, C=c, F=f, height=height, width=width,
