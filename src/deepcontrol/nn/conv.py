@@ -88,8 +88,8 @@ class _AGCConv(_ConvNd):
 
     def _convolved(self, input: Tensor) -> Tensor:
         """conv(x, gamma W)"""
-        x, padding = padded(self, input)
-        v = gain_conv(x, self.weight, self.gain, self.stride, padding, self.dilation, self.groups)
+        x, parameters, geometry = self._of(input)
+        v = gain_conv(x, parameters.weight, parameters.gain, *geometry)
         warn_if_single_position(self, positions(v))
         return v
 

@@ -81,7 +81,7 @@ def forward(
         from .kernels import agc as kernels
 
         bits = empty_bits(v, activation) if training else None
-        totals = kernels.empty_totals(v, traced) if leaves_totals(v, feeds) else None
+        totals = kernels.empty_totals(v) if leaves_totals(v, feeds) else None
         y, mean = kernels.forward(
             v, None, bias, mean_scale, activation, y, bits, totals, origin, traced=traced
         )

@@ -44,7 +44,7 @@ def center_bias_act_pool(
     if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
         return plain_pool(reference.center_bias_act(v, bias, mean_scale, activation))
     if torch.compiler.is_compiling():
-        pooled, index, *_ = torch.ops.deepcontrol.center_bias_act_pool(
+        pooled, index, _ = torch.ops.deepcontrol.center_bias_act_pool(
             v, bias, mean_scale, activation
         )
     else:
@@ -70,7 +70,7 @@ def forward_pool(
     if takes_kernels(v, traced):
         from .kernels import agc_pool as kernels
 
-        totals = kernels.empty_totals(v, traced) if leaves_totals(v, feeds / 4) else None
+        totals = kernels.empty_totals(v) if leaves_totals(v, feeds / 4) else None
         pooled, index, mean = kernels.forward(
             v, bias, mean_scale, activation, totals, origin, traced=traced
         )

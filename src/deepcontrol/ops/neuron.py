@@ -37,20 +37,31 @@ class Parameters(NamedTuple):
     mean_scale: Tensor
 
 
+class How(NamedTuple):
+    """All that a neuron is told besides what it is differentiated by.
+
+    feeds: how many elements the neuron that reads the result writes for each that it reads, if that
+    is known: decides whether the sums of the maps are left to it. totals: the sums that were left
+    with the input. Nothing is differentiated through them: however it is had, the mean is v's.
+    """
+
+    geometry: Geometry
+    activation: str
+    feeds: float
+    totals: Tensor | None
+
+
 def neuron(
     x: Tensor, parameters: Parameters, geometry: Geometry, activation: str, feeds: float = 0.0
 ) -> Tensor:
-    """act(v - lambda * mean(v) + beta) of v = conv(x, gamma W).
-
-    feeds: how many elements the neuron that reads the result writes for each that it reads, if that
-    is known: decides whether the sums of the maps are left to it.
-    """
+    """act(v - lambda * mean(v) + beta) of v = conv(x, gamma W); feeds: see How."""
     weight, gain, bias, mean_scale = parameters
     if _in_turn(activation):
         v = gain_conv(x, weight, gain, *geometry)
         return center.center_bias_act(v, bias, mean_scale, activation, overwrite=True)
     x = checked_input(x, weight, gain, geometry.groups)
-    y, _, left = _Neuron.apply(x, *parameters, totals_left(x), geometry, activation, feeds)
+    how = How(geometry, activation, feeds, totals_left(x))
+    y, _, left = _Neuron.apply(x, *parameters, how)
     leave_totals(y, left)
     return y
 
@@ -58,15 +69,14 @@ def neuron(
 def neuron_pool(
     x: Tensor, parameters: Parameters, geometry: Geometry, activation: str, feeds: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """max_pool2x2 of a neuron's maps, which need not be written; feeds: see neuron."""
+    """max_pool2x2 of a neuron's maps, which need not be written; feeds: see How."""
     weight, gain, bias, mean_scale = parameters
     if _in_turn(activation):
         v = gain_conv(x, weight, gain, *geometry)
         return center_pool.center_bias_act_pool(v, bias, mean_scale, activation)
     x = checked_input(x, weight, gain, geometry.groups)
-    pooled, index, _, left = _NeuronPool.apply(
-        x, *parameters, totals_left(x), geometry, activation, feeds
-    )
+    how = How(geometry, activation, feeds, totals_left(x))
+    pooled, index, _, left = _NeuronPool.apply(x, *parameters, how)
     leave_totals(pooled, left)
     return pooled, index
 
@@ -79,38 +89,25 @@ def _in_turn(activation: str) -> bool:
     return get_activation(activation).needs == "input"
 
 
-def _origin(x: Tensor, scaled: Tensor, geometry: Geometry, totals: Tensor | None) -> Origin | None:
+def _origin(x: Tensor, scaled: Tensor, how: How) -> Origin | None:
     """What window_mean.py may know the mean from, or None."""
-    ones = all(tuple(a) == (1, 1) for a in geometry[:3]) and geometry.groups == 1
+    ones = all(tuple(a) == (1, 1) for a in how.geometry[:3]) and how.geometry.groups == 1
     if x.dtype not in HALF_TYPES or not ones or scaled.shape[2:] != (3, 3):
         return None
-    return Origin(x, scaled, totals)
+    return Origin(x, scaled, how.totals)
 
 
 class _Neuron(torch.autograd.Function):
-    """Returns y, the mean and what it leaves; the mean for second derivatives, which pass it.
-
-    Nothing is differentiated through the totals: however it is had, the mean is v's.
-    """
+    """Returns y, the mean and what it leaves; the mean for second derivatives, which pass it."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        gain: Tensor,
-        bias: Tensor,
-        mean_scale: Tensor,
-        totals: Tensor | None,
-        geometry: Geometry,
-        activation: str,
-        feeds: float,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        v, of_conv, origin = _convolve(ctx, x, weight, gain, geometry, totals)
-        check_maps(v, bias=bias, mean_scale=mean_scale)
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        parameters, how = Parameters(*rest[:-1]), rest[-1]
+        bias, mean_scale, activation = parameters.bias, parameters.mean_scale, how.activation
+        v, of_conv, origin = _convolve(ctx, x, parameters, how)
         training = any(ctx.needs_input_grad)
         y, mean, bits, left = center.forward(
-            v, bias, mean_scale, activation, v, training, feeds, origin
+            v, bias, mean_scale, activation, v, training, how.feeds, origin
         )
         if left is not None:
             ctx.mark_non_differentiable(left)
@@ -129,30 +126,20 @@ class _Neuron(torch.autograd.Function):
         dv, *of_center = center.backward(
             g, of_maps, bias, mean_scale, mean, ctx.activation, grad_mean
         )
-        return *_convolve_backward(ctx, dv, of_conv), *of_center, None, None, None, None
+        return *_convolve_backward(ctx, dv, of_conv), *of_center, None
 
 
 class _NeuronPool(torch.autograd.Function):
     """Returns pooled, index, the mean and what it leaves: see _Neuron."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        gain: Tensor,
-        bias: Tensor,
-        mean_scale: Tensor,
-        totals: Tensor | None,
-        geometry: Geometry,
-        activation: str,
-        feeds: float,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        v, of_conv, origin = _convolve(ctx, x, weight, gain, geometry, totals)
-        check_maps(v, bias=bias, mean_scale=mean_scale)
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        parameters, how = Parameters(*rest[:-1]), rest[-1]
+        bias, mean_scale, activation = parameters.bias, parameters.mean_scale, how.activation
+        v, of_conv, origin = _convolve(ctx, x, parameters, how)
         center_pool.check_windows(v)
         pooled, index, mean, left = center_pool.forward_pool(
-            v, bias, mean_scale, activation, feeds, origin
+            v, bias, mean_scale, activation, how.feeds, origin
         )
         ctx.mark_non_differentiable(*(a for a in (index, left) if a is not None))
         kept = center_pool.kept_of_pool(activation, pooled)
@@ -166,29 +153,28 @@ class _NeuronPool(torch.autograd.Function):
         g, _, grad_mean, _ = grads
         *of_conv, kept, index, bias, mean_scale, mean = ctx.saved_tensors
         if g is None:
-            g = (
-                mean.new_zeros(index.shape, dtype=ctx.dtype)
-                if kept is None
-                else torch.zeros_like(kept)
-            )
+            zeros = mean.new_zeros(index.shape, dtype=ctx.dtype)
+            g = zeros if kept is None else torch.zeros_like(kept)
         of = (g, kept, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last, grad_mean)
         dv, *of_center = center_pool.backward_pool(*of)
-        return *_convolve_backward(ctx, dv, of_conv), *of_center, None, None, None, None
+        return *_convolve_backward(ctx, dv, of_conv), *of_center, None
 
 
 def _convolve(
-    ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, geometry: Geometry, totals: Tensor | None
+    ctx: Any, x: Tensor, parameters: Parameters, how: How
 ) -> tuple[Tensor, tuple[Tensor | None, ...], Origin | None]:
     """The convolution's output, what its backward needs, and what the output's mean is made of."""
+    weight, gain, bias, mean_scale = parameters
     scaled = scale(weight, gain, x.dtype)
-    stride, padding, dilation, groups = geometry
+    stride, padding, dilation, groups = how.geometry
     ctx.geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
     ctx.set_materialize_grads(False)  # a mean's gradient of zeros would only cost time
     v = torch.convolution(x, scaled, None, *ctx.geometry)
+    check_maps(v, bias=bias, mean_scale=mean_scale)
     of_conv: tuple[Tensor | None, ...] = (None, None, None, None)
     if any(ctx.needs_input_grad[:3]):
         of_conv = (x, weight, gain, scaled if x.dtype != weight.dtype else None)
-    return v, of_conv, _origin(x, scaled, geometry, totals)
+    return v, of_conv, _origin(x, scaled, how)
 
 
 def _convolve_backward(

@@ -5,7 +5,8 @@
 S[c, k] is the sum of x over all that tap k of the kernel sees: of a 3x3 kernel on a padded map, the
 sum of the whole map less a row and a column at its borders. The kernel that wrote x has had all of
 it in its registers, so it can leave the whole map's sums. Then a neuron reads its convolution's
-output once, to rewrite it, where it would read it a first time for the mean.
+output once, to rewrite it, where it would read it a first time for the mean. For every convolution
+and in plain torch it is in convert/window_sums.py, for inference.
 
 The sums are left with the tensor itself, in a table, and not as an argument of modules: whoever
 changes a map on its way from neuron to neuron, a hook or another module, makes another tensor of it

@@ -132,23 +132,23 @@ def forward(
     launches = Launches(z, cut, traced, leaves=totals is not None)
     partial = launches.sums_of(z, origin)
     launches.rewrite(
-        agc_forward_kernel, z=z, y=y, bits=bits, totals=totals, mean=mean, gamma=gamma, beta=beta,
-        lam=lam, partial=partial, ACT=activation, KNOWN=launches.knows(origin),
-        ROWS=launches.geometry.rows, **launches.adding_up(partial),
+        agc_forward_kernel, partial, z=z, y=y, bits=bits, totals=totals, mean=mean, gamma=gamma,
+        beta=beta, lam=lam, ACT=activation, KNOWN=launches.knows(origin),
+        ROWS=launches.geometry.rows,
     )  # fmt: skip
     return y, mean
 
 
-def empty_totals(y: Tensor, traced: bool = False) -> Tensor:
+def empty_totals(y: Tensor) -> Tensor:
     """Room for the sums of y's maps as `forward` leaves them: (N, groups, tiles, channels)."""
-    geometry = _geometry(y, None, 1, True, traced)
+    geometry = _geometry(y, None, 1, True, traced=False)
     shape = (y.shape[0], geometry.groups, geometry.tiles, geometry.cut.block_c)
     return y.new_empty(shape, dtype=torch.float32)
 
 
-def totals_of(x: Tensor, traced: bool = False) -> Tensor:
+def totals_of(x: Tensor) -> Tensor:
     """The sums of x's maps, where nobody has left them."""
-    return Launches(x, None, traced, held=0).sums_of(x, None)
+    return Launches(x, None, traced=False, held=0).sums_of(x, None)
 
 
 def backward(
@@ -184,12 +184,12 @@ def backward(
     partial = launches.partial_sums()
     partial_hz = partial if gamma is None else launches.partial_sums()
     common = dict(
-        g=g, kept=kept, mean=mean, gamma=gamma, beta=beta, lam=lam, partial=partial,
+        g=g, kept=kept, mean=mean, gamma=gamma, beta=beta, lam=lam,
         partial_hz=partial_hz, ACT=activation, KEPT=kind, TWO=gamma is not None,
     )  # fmt: skip
     if not launches.cut.alone:
-        launches.sum(**common)
-    launches.rewrite(agc_backward_kernel, dz=dz, **sums, **common)
+        launches.sum(partial=partial, **common)
+    launches.rewrite(agc_backward_kernel, partial, dz=dz, **sums, **common)
     launches.filters(sums, mean=mean, gamma=gamma, dgamma=dgamma, dbeta=dbeta, dlam=dlam)
     return dz, dgamma, dbeta, dlam
 
@@ -225,7 +225,6 @@ class Geometry:
         self.of_rewrite = dict(
             common, steps=cut.tile_steps, tiles=self.tiles, ALONE=cut.alone,
             EVEN=bool(even and blocks % cut.tile_steps == 0),
-            BLOCK_T=power_of_2(max(self.parts, 16), 4096 // cut.block_c),
         )  # fmt: skip
 
 
@@ -273,8 +272,8 @@ class Launches:
     def sums_of(self, z: Tensor, origin: Origin | None) -> Tensor:
         """The partial sums of z: read, or known by its origin; nothing where programs are alone."""
         if origin is not None and self.knows(origin):
-            totals = totals_of(origin.x, self.traced) if origin.totals is None else origin.totals
-            return window_mean(origin, totals, self.cut.block_c, self.traced)
+            totals = totals_of(origin.x) if origin.totals is None else origin.totals
+            return window_mean(origin, totals, self.cut.block_c)
         partial = self.partial_sums()
         if not self.cut.alone:
             self.sum(
@@ -292,9 +291,10 @@ class Launches:
     def sum(self, **arguments: Any) -> None:
         self.run(agc_sum_kernel, self.units * self.parts, **self.geometry.of_sum, **arguments)
 
-    def rewrite(self, kernel: Any, **arguments: Any) -> None:
+    def rewrite(self, kernel: Any, partial: Tensor, **arguments: Any) -> None:
         geometry = self.geometry
-        self.run(kernel, self.units * geometry.tiles, **{**geometry.of_rewrite, **arguments})
+        known = {**geometry.of_rewrite, **self.adding_up(partial), "partial": partial}
+        self.run(kernel, self.units * geometry.tiles, **known, **arguments)
 
     def sums(
         self, mean: Tensor, dgamma: Tensor | None, dbeta: Tensor, dlam: Tensor

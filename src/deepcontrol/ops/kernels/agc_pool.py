@@ -53,9 +53,9 @@ def forward(
     return pooled, index, mean
 
 
-def empty_totals(v: Tensor, traced: bool = False) -> Tensor:
+def empty_totals(v: Tensor) -> Tensor:
     """Room for the sums of the pooled maps as `forward` leaves them: see agc.py."""
-    launches = Launches(v, None, traced, held=0)
+    launches = Launches(v, None, traced=False, held=0)
     tiles, _ = _tiles(launches, (v.shape[2] // 2) * (v.shape[3] // 2))
     shape = (v.shape[0], launches.groups, tiles, launches.cut.block_c)
     return v.new_empty(shape, dtype=torch.float32)

@@ -87,23 +87,18 @@ def window_mean_kernel(
     tl.store(partial + at, tl.sum(products, 1))
 
 
-def parts_of(origin: Origin) -> int:
-    """In how many parts the sums of the output come."""
-    return divide(origin.x.shape[1], CHANNELS)
-
-
-def window_mean(origin: Origin, totals: Tensor, block_f: int, traced: bool) -> Tensor:
+def window_mean(origin: Origin, totals: Tensor, block_f: int) -> Tensor:
     """The sums of the convolution's output, (N, groups of block_f filters, parts, block_f)."""
     x, filters = origin.x, origin.filters
     (n, c, height, width), f = x.shape, filters.shape[0]
     strides = map_strides(x)
     assert strides is not None  # ops/window_mean.py asks first
-    parts, groups = parts_of(origin), divide(f, block_f)
+    parts, groups = divide(c, CHANNELS), divide(f, block_f)
     partial = totals.new_empty((n, groups, parts, block_f), dtype=torch.float32)
     geometry: dict[str, Any] = dict(zip(("sn", "sc", "sp"), strides, strict=True))
     geometry |= dict(zip(("fo", "fc", "fi", "fj"), filters.stride(), strict=True))
     launch(
-        window_mean_kernel, (n * groups * parts, 1, 1), traced, x.device, x=x, totals=totals,
+        window_mean_kernel, (n * groups * parts, 1, 1), False, x.device, x=x, totals=totals,
         filters=filters, partial=partial, C=c, F=f, height=height, width=width,
         total_groups=totals.shape[1], total_parts=totals.shape[2], parts=parts, groups=groups,
         TOTAL_C=totals.shape[3], BLOCK_F=block_f, BLOCK_T=power_of_2(totals.shape[2], BORDER),
