@@ -215,8 +215,12 @@ def test_segnet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not calls
     known = trained(1 << 19, half=True)
     assert len(calls) > 10
-    for a, b, expected in zip(known, read, exact, strict=True):
-        scale = expected.double().norm()
-        off_known = (a.double() - expected.double()).norm() / scale
-        off_read = (b.double() - expected.double()).norm() / scale
-        assert off_known < 1.2 * off_read + 0.02
+
+    def off(found: list[Tensor]) -> Tensor:
+        """Of each gradient, by its own size: deep in the network some are nothing but rounding."""
+        pairs = zip(found, exact, strict=True)
+        return torch.stack([(a.double() - b.double()).norm() / b.double().norm() for a, b in pairs])
+
+    ratios = (off(known) + 0.01) / (off(read) + 0.01)
+    assert ratios.median() < 1.1
+    assert ratios.max() < 2

@@ -51,12 +51,12 @@ def plan(
     multiprocessors: int,
     held: int = 1,
     leaves: bool = False,
+    known: bool = False,
 ) -> Plan:
-    """The cut for N x C maps of P positions; held, leaves: see Launches."""
+    """The cut for N x C maps of P positions; held, leaves, known: see Launches."""
     if held > 0 and p * held <= ALONE:
         return _plan_alone(n, c, p, multiprocessors, held)
-    # Totals take registers that the compiler finds in large blocks alone.
-    block = 2 * BLOCK if p >= LONG or leaves else BLOCK
+    block = 2 * BLOCK if p >= LONG and not (leaves or known) else BLOCK
     small = n * c * p < 8 * multiprocessors * BLOCK
     if channels_last:
         # 64 channels of a half type are a whole line of the cache; but small maps need programs.
@@ -68,8 +68,12 @@ def plan(
     blocks, units = divide(p, block_p), n * divide(c, block_c)
     programs = (4 * BLOCK // block if small else 4) * multiprocessors
     parts = min(MOST_PARTS, blocks, divide(programs, units))
-    # Where there are many parts to add up first, a program should rewrite more than it adds.
-    tile_steps = 1 if parts <= 16 else 4 if units * blocks >= 4 * multiprocessors else 2
+    # Where there are many parts to add up first, a program should rewrite more than it adds; and
+    # where it sums what it writes, it should not end too often.
+    if leaves or (parts > 16 and not known):
+        tile_steps = 4 if units * blocks >= 4 * multiprocessors else 2
+    else:
+        tile_steps = 1
     return Plan(
         block_c,
         block_p,
@@ -129,19 +133,19 @@ def forward(
     beta, lam = beta.contiguous(), lam.contiguous()
     y = torch.empty_like(z) if out is None else out
     mean = z.new_empty(z.shape[:2], dtype=torch.float32)
-    launches = Launches(z, cut, traced, leaves=totals is not None)
+    leaves, known = totals is not None, serves(z, origin)
+    launches = Launches(z, cut, traced, leaves=leaves, known=known)
     partial = launches.sums_of(z, origin)
     launches.rewrite(
         agc_forward_kernel, partial, z=z, y=y, bits=bits, totals=totals, mean=mean, gamma=gamma,
-        beta=beta, lam=lam, ACT=activation, KNOWN=launches.knows(origin),
-        ROWS=launches.geometry.rows,
+        beta=beta, lam=lam, ACT=activation, KNOWN=launches.known, ROWS=launches.geometry.rows,
     )  # fmt: skip
     return y, mean
 
 
 def empty_totals(y: Tensor) -> Tensor:
     """Room for the sums of y's maps as `forward` leaves them: (N, groups, tiles, channels)."""
-    geometry = _geometry(y, None, 1, True, traced=False)
+    geometry = Launches(y, None, traced=False, leaves=True).geometry
     shape = (y.shape[0], geometry.groups, geometry.tiles, geometry.cut.block_c)
     return y.new_empty(shape, dtype=torch.float32)
 
@@ -198,14 +202,21 @@ class Geometry:
     """Maps of one shape and layout, cut: how many of everything, and what each kernel is told."""
 
     def __init__(
-        self, maps: Tensor, cut: Plan | None, held: int, leaves: bool, device: torch.device
+        self,
+        maps: Tensor,
+        device: torch.device,
+        cut: Plan | None,
+        held: int,
+        leaves: bool,
+        known: bool,
     ) -> None:
         n, c, p = maps.shape[0], maps.shape[1], positions(maps)
         strides = map_strides(maps)
         if strides is None:
             raise ValueError(f"no kernel for strides {maps.stride()}")  # backend.py asks first
         sn, sc, sp = strides
-        of = (n, c, p, bool(sc == 1), _multiprocessors(device), held, leaves)
+        self.multiprocessors = _multiprocessors(device)
+        of = (n, c, p, bool(sc == 1), self.multiprocessors, held, leaves, known)
         self.cut = cut = cut or plan(*of)
         self.groups = divide(c, cut.block_c)
         self.units = n * self.groups
@@ -228,35 +239,37 @@ class Geometry:
         )  # fmt: skip
 
 
-def _geometry(maps: Tensor, cut: Plan | None, held: int, leaves: bool, traced: bool) -> Geometry:
+def _geometry(maps: Tensor, traced: bool, *how: Any) -> Geometry:
+    """how: all that a Geometry is told besides the maps and the device."""
     if traced:  # a Geometry of symbols is that trace's alone
-        return Geometry(maps, cut, held, leaves, maps.device)
-    return remembered(_geometry_of, maps.shape, maps.stride(), maps.device, cut, held, leaves)
+        return Geometry(maps, maps.device, *how)
+    return remembered(_geometry_of, maps.shape, maps.stride(), maps.device, *how)
 
 
 def _geometry_of(
-    shape: torch.Size,
-    strides: tuple[int, ...],
-    device: torch.device,
-    cut: Plan | None,
-    held: int,
-    leaves: bool,
+    shape: torch.Size, strides: tuple[int, ...], device: torch.device, *how: Any
 ) -> Geometry:
-    maps = torch.empty_strided(shape, strides, device="meta")
-    return Geometry(maps, cut, held, leaves, device)
+    return Geometry(torch.empty_strided(shape, strides, device="meta"), device, *how)
 
 
 class Launches:
     """The launches over maps (N, C, *) that are all laid out alike; traced: a compiler watches.
 
     held: how many maps a program that is alone holds; 0 if it cannot be. leaves: whether the one
-    that rewrites sums what it writes.
+    that rewrites sums what it writes. known: whether the means are, by the maps' origin.
     """
 
     def __init__(
-        self, maps: Tensor, cut: Plan | None, traced: bool, held: int = 1, leaves: bool = False
+        self,
+        maps: Tensor,
+        cut: Plan | None,
+        traced: bool,
+        held: int = 1,
+        leaves: bool = False,
+        known: bool = False,
     ) -> None:
-        geometry = _geometry(maps, cut, held, leaves, traced)
+        geometry = _geometry(maps, traced, cut, held, leaves, known)
+        self.known = known and not geometry.cut.alone
         self.maps, self.traced, self.geometry, self.cut = maps, traced, geometry, geometry.cut
         self.units, self.groups, self.parts = geometry.units, geometry.groups, geometry.parts
 
@@ -266,12 +279,9 @@ class Launches:
         shape = (1, 1, 1, 1) if alone else (n, self.groups, self.parts, self.cut.block_c)
         return self.maps.new_empty(shape, dtype=torch.float32)
 
-    def knows(self, origin: Origin | None) -> bool:
-        return not self.cut.alone and serves(self.maps, origin)
-
     def sums_of(self, z: Tensor, origin: Origin | None) -> Tensor:
         """The partial sums of z: read, or known by its origin; nothing where programs are alone."""
-        if origin is not None and self.knows(origin):
+        if origin is not None and self.known:
             totals = totals_of(origin.x) if origin.totals is None else origin.totals
             return window_mean(origin, totals, self.cut.block_c)
         partial = self.partial_sums()

@@ -9,14 +9,14 @@ from ..activation import ACTIVATIONS
 from ..backend import map_strides
 from ..maps import like_layout, memory_order
 from ..pool import is_channels_last
-from ..window_mean import Origin
+from ..window_mean import Origin, serves
 from .agc import Launches
 from .agc_pool_device import agc_pool_backward_kernel, agc_pool_forward_kernel
 from .launch import divide, power_of_2
 from .pool import empty_maps
 
 BLOCK = 2048  # windows that a program reads at once over its maps, of four positions each
-STEPS = 4
+STEPS = 4  # how often it does
 
 
 def forward(
@@ -39,15 +39,15 @@ def forward(
     pooled = empty_maps(v, shape, v.dtype, last)
     index = empty_maps(v, shape, torch.uint8, last)
     mean = v.new_empty((n, c), dtype=torch.float32)
-    launches = Launches(v, None, traced, held=0)
+    launches = Launches(v, None, traced, held=0, known=serves(v, origin))
     partial = launches.sums_of(v, origin)
     windows = shape[2] * shape[3]
-    tiles, geometry = _tiles(launches, windows)
+    tiles, geometry = _tiles(launches, windows, leaves=totals is not None)
     launches.run(
         agc_pool_forward_kernel, launches.units * tiles, v=v, pooled=pooled, index=index,
         totals=totals, mean=mean, beta=beta, lam=lam, partial=partial, P=height * width,
         windows=windows, across=shape[3], width=width, ACT=activation,
-        KNOWN=launches.knows(origin), **geometry, **launches.adding_up(partial),
+        KNOWN=launches.known, **geometry, **launches.adding_up(partial),
         **_strides(v, "s"), **_strides(pooled, "o"),
     )  # fmt: skip
     return pooled, index, mean
@@ -56,7 +56,7 @@ def forward(
 def empty_totals(v: Tensor) -> Tensor:
     """Room for the sums of the pooled maps as `forward` leaves them: see agc.py."""
     launches = Launches(v, None, traced=False, held=0)
-    tiles, _ = _tiles(launches, (v.shape[2] // 2) * (v.shape[3] // 2))
+    tiles, _ = _tiles(launches, (v.shape[2] // 2) * (v.shape[3] // 2), leaves=True)
     shape = (v.shape[0], launches.groups, tiles, launches.cut.block_c)
     return v.new_empty(shape, dtype=torch.float32)
 
@@ -103,13 +103,19 @@ def backward(
     return dv, dbeta, dlam
 
 
-def _tiles(launches: Launches, windows: int) -> tuple[int, dict[str, Any]]:
+def _tiles(launches: Launches, windows: int, leaves: bool = False) -> tuple[int, dict[str, Any]]:
     """How many tiles of windows a unit has, and what both kernels are told of the cut."""
     block_c = launches.cut.block_c
-    block_q = power_of_2(windows, BLOCK // block_c)
-    tiles = divide(windows, STEPS * block_q)
+    n, c = launches.maps.shape[:2]
+    block, steps = BLOCK, STEPS
+    if n * c * windows < BLOCK * STEPS * launches.geometry.multiprocessors:
+        block, steps = BLOCK // 2, STEPS // 2  # or some would have nothing to do
+    elif leaves:
+        block, steps = BLOCK // 2, STEPS * 2  # the sums take registers
+    block_q = power_of_2(windows, block // block_c)
+    tiles = divide(windows, steps * block_q)
     return tiles, dict(
-        C=launches.maps.shape[1], groups=launches.groups, tiles=tiles, steps=STEPS,
+        C=c, groups=launches.groups, tiles=tiles, steps=steps,
         BLOCK_Q=block_q, BLOCK_C=block_c, num_warps=max(1, min(8, 4 * block_q * block_c // 1024)),
     )  # fmt: skip
 

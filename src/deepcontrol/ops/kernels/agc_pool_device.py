@@ -14,6 +14,7 @@ from .agc_device import (
     _per_filter,
     _single_sample,
     _sum_of_parts,
+    _widened,
 )
 
 
@@ -55,7 +56,7 @@ def agc_pool_forward_kernel(
             at = corner + ((k // 2) * width + k % 2) * sp
             u = _act(tl.load(at, mask=inside, other=0.0).to(tl.float32) + shift, ACT)
             # Rounded before they are compared, as maps in memory would be: ties must be the same.
-            u = u.to(pooled.dtype.element_ty).to(tl.float32)
+            u = _widened(u.to(pooled.dtype.element_ty))
             if k == 0:
                 best = u
             else:
