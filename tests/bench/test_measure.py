@@ -8,7 +8,14 @@ import torch
 from deepcontrol.bench.cases import Case
 from deepcontrol.bench.chart import draw
 from deepcontrol.bench.fit import MOST, largest_that, measure_fit
-from deepcontrol.bench.measure import measure_step, precision, quantile, spread
+from deepcontrol.bench.measure import (
+    MIB,
+    give_memory_back,
+    measure_step,
+    precision,
+    quantile,
+    spread,
+)
 from deepcontrol.bench.ops import OF_FILTERS, OF_MAPS, measure_op
 from deepcontrol.bench.shares import by_kind, map_bytes, measure_shares
 from deepcontrol.bench.table import step_table, tables
@@ -104,6 +111,16 @@ def test_a_step_on_the_device(contender: str, engine: str) -> None:
     (found,) = measure_step(case, 5)
     assert 0 < float(found["ms_p20"]) <= float(found["ms_p50"]) <= float(found["ms_p80"])
     assert 0 < float(found["activations_mib"]) <= float(found["peak_mib"])
+
+
+@pytest.mark.gpu
+def test_nothing_of_a_step_is_left_on_the_device() -> None:
+    case = Case("resnet50", "agc", "graph", 2, (64, 64), "bf16")  # cuBLAS has a layer in it
+    give_memory_back()
+    before = torch.cuda.memory_allocated()
+    measure_step(case, 5)
+    give_memory_back()
+    assert torch.cuda.memory_allocated() - before < MIB
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@
 not part of it.
 """
 
-import gc
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from .cases import Case
-from .measure import MIB, precision, training_step
+from .measure import MIB, give_memory_back, precision, training_step
 from .record import Row
 
 LIMIT_GIB = 12
@@ -26,8 +25,7 @@ def measure_fit(case: Case, steps: int) -> list[Row]:
     limit = LIMIT_GIB * 1024 * MIB
     if total < limit:
         raise RuntimeError(f"the device has {total / MIB / 1024:.1f} GiB, less than {LIMIT_GIB}")
-    gc.collect()
-    torch.cuda.empty_cache()  # what others left counts against the limit
+    give_memory_back()  # what others left counts against the limit
     torch.cuda.set_per_process_memory_fraction(limit / total)
     try:
         largest = largest_that(lambda batch: fits(replace(case, group="segnet", batch=batch)))
@@ -46,8 +44,7 @@ def fits(case: Case) -> bool:
         fitted = False
     else:
         fitted = True
-    gc.collect()
-    torch.cuda.empty_cache()
+    give_memory_back()
     return fitted
 
 

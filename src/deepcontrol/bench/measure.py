@@ -1,6 +1,7 @@
 """Time and memory of one training step on a GPU."""
 
 import contextlib
+import gc
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +55,17 @@ def random_batch(case: Case, device: str) -> tuple[Tensor, Tensor]:
     positions = () if case.group == "resnet50" else case.size
     targets = torch.randint(CLASSES[case.group], (case.batch, *positions), device=device)
     return inputs, targets
+
+
+def give_memory_back() -> None:
+    """All that nobody uses, so that it does not weigh on what is measured next."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # a broken device is found here, not blamed on the next case
+        # A workspace of 32 MiB or more for each stream that cuBLAS has seen, and a captured step
+        # has a stream of its own.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
 
 
 def warm_up(step: TrainingStep, batch: tuple[Tensor, Tensor]) -> None:

@@ -2,7 +2,6 @@
 
 import datetime
 import functools
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from .cases import NETWORKS, Case, network_cases, tier, wanted
 from .check import check_network
 from .cpu import cpu_sets, measure_set
 from .fit import measure_fit
-from .measure import measure_step
+from .measure import give_memory_back, measure_step
 from .ops import measure_op, op_cases
 from .record import Row, about, read_rows, source_hash, write_rows
 from .settings import Bench
@@ -172,10 +171,7 @@ def clean_up(turn: Turn) -> None:
     """Nothing of a case may weigh on the next."""
     if any(case.engine.startswith("compile") for case in turn.cases):
         torch.compiler.reset()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # a broken device is found here, not blamed on the next case
-        torch.cuda.empty_cache()
+    give_memory_back()
 
 
 def line(row: Row) -> str:
