@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from deepcontrol.report.panels import draw_line, how_many
+from deepcontrol.report.panels import draw_crosses, draw_line, how_many
 from deepcontrol.report.runs import Run, read_run
 from deepcontrol.report.study import Line
 from tests.report.conftest import make_run
@@ -28,7 +28,11 @@ def test_a_run_that_ended_early_does_not_end_the_mean(whole: Run) -> None:
     draw_line(axes, line, "val_error", "#123456")
     (mean,) = [drawn for drawn in axes.lines if drawn.get_label() == "AGC (3 seeds, 2 diverged)"]
     assert list(mean.get_xdata()) == list(range(1, whole.epochs_done + 1))
-    assert [drawn.get_marker() for drawn in axes.lines].count("x") == 1  # where there is a place
+    axes.set_ylim(0, 1)
+    draw_crosses(axes, line, "val_error", "#123456")
+    # One run has a place to put it: at the edge, since the error is above it.
+    (cross,) = [drawn for drawn in axes.lines if drawn.get_marker() == "x"]
+    assert cross.get_ydata()[0] == 1
 
 
 def test_legends(whole: Run) -> None:

@@ -185,3 +185,19 @@ def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
         queue.run(executor, noted, math.inf)
     assert executor.started == [second.name]
     assert states(queue) == ["stopped", "done"]
+
+
+def test_what_is_not_asked_for_is_not_trained(tmp_path: Path) -> None:
+    first, second, third, fourth = jobs(tmp_path)
+    finish(first)
+    executor = Instant({})
+    queue = Queue(jobs(tmp_path), tmp_path, asked={second.name})
+    queue.run(executor, Interrupts(), math.inf)
+    assert executor.started == [second.name]
+    assert [entry.state for entry in queue.entries.values()] == [
+        "done",
+        "done",
+        "not asked for",
+        "not asked for",
+    ]
+    assert {third.name, fourth.name} == {e.job.name for e in queue.having("not asked for")}

@@ -84,6 +84,10 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert reproduce(packed) == 0
     assert states(packed) == dict.fromkeys(NAMES, "done")
     assert study(packed)["command"] == "deepcontrol reproduce --preset quick --out packed"
+    # To train for one claim loses no other, and a folder packed into itself stays as it is.
+    assert reproduce(packed, "--only", "fig1e", "--pack", str(packed / ".." / "packed")) == 0
+    assert study(packed)["claims"] == before["claims"]
+    assert study(packed)["command"] == "deepcontrol reproduce --preset quick --out packed"
     twice = tmp_path / "twice"
     assert reproduce(packed, "--pack", str(twice)) == 0
     for path in filter(Path.is_file, (packed / "runs").rglob("*")):

@@ -43,6 +43,8 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     tidy(axes)
     if drawn:
         fit(axes, drawn)
+        for i, line in enumerate(panel.lines):
+            draw_crosses(axes, line, panel.metric, line_style(i)[0])
         axes.legend(frameon=False, fontsize=8)
     else:
         axes.set(xticks=[], yticks=[])
@@ -60,11 +62,17 @@ def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> list[Points]:
     common = [e for e in (whole[0] if whole else {}) if all(e in of_one for of_one in whole)]
     means = [fmean(of_one[e] for of_one in whole) for e in common]
     axes.plot(common, means, color=colour, linewidth=1.8, label=line.label + how_many(line))
+    return seeds
+
+
+def draw_crosses(axes: Axes, line: Line, metric: str, colour: str) -> None:
+    """Where runs diverged; at the top edge if that is above it."""
+    top = axes.get_ylim()[1]
     for run in line.runs:
         if run.diverged is not None and (of_one := points(run, metric)):
             last = max(of_one)
-            axes.plot(last, of_one[last], marker="x", markersize=9, color=colour, mew=2)
-    return seeds
+            at = (last, min(of_one[last], top))
+            axes.plot(*at, marker="x", markersize=9, color=colour, mew=2, clip_on=False)
 
 
 def how_many(line: Line) -> str:
@@ -86,9 +94,9 @@ def points(run: Run, metric: str) -> Points:
 
 
 def fit(axes: Axes, drawn: Sequence[Points]) -> None:
-    """Show all after the first tenth; what comes before may leave at the top."""
+    """Show all after the first third; what comes before may leave at the top."""
     longest = max(max(of_one) for of_one in drawn)
-    late = [v for of_one in drawn for e, v in of_one.items() if e > longest / 10]
+    late = [v for of_one in drawn for e, v in of_one.items() if e > longest / 3]
     shown = late or [v for of_one in drawn for v in of_one.values()]
     low, high = min(shown), max(shown)
     margin = 0.06 * (high - low) or 1.0

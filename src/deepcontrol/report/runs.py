@@ -25,7 +25,7 @@ class Run:
     name: str
     config: Row
     derived: Row
-    about: Row  # versions, commit
+    about: Row  # versions, commit, machine
     metrics: list[Row]  # a row an epoch, in order
     layers: list[Row]  # the same, {"epoch": ..., "layers": {...}}
     samples: list[tuple[int, Path]]  # epoch and picture, in order
@@ -72,7 +72,7 @@ def read_run(folder: Path) -> Run:
         name=folder.resolve().name,
         config=_as_row(content.get("config")),
         derived=_as_row(content.get("derived")),
-        about={k: content.get(k) for k in ("versions", "commit")},
+        about={k: content.get(k) for k in ("versions", "commit", "machine")},
         metrics=metrics,
         layers=[row for row in layers if isinstance(row.get("layers"), dict)],
         samples=_find_samples(folder),

@@ -4,6 +4,7 @@ Beside it lie the figures as files, and the verdicts as a table in Markdown.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from .depth import Scale, departure, draw_depth, draw_multiples
@@ -12,7 +13,7 @@ from .layers import track
 from .page import environment
 from .panels import draw_figure_1, draw_one
 from .pictures import picture_uri
-from .study import Cell, Study, read_study
+from .study import Cell, Check, Study, read_study
 from .summary import shown, summarise
 
 HOLDS = {"reproduced": "holds", "not reproduced": "fails", "undecided": "undecided"}
@@ -32,7 +33,8 @@ def write_study_page(folder: Path, out: Path) -> Path:
             preset=shown(study.protocol.get("name")),
             protocol=protocol_words(study),
             counts=count_verdicts(study),
-            finished=sum(entry.state in OVER for entry in study.entries),
+            finished=finished_words(study),
+            by_measure=by_measure,
             holds=HOLDS,
             rates=sorted({cell.rate for cell in study.grid}),
             grid=rows_of_grid(study),
@@ -47,7 +49,7 @@ def write_study_page(folder: Path, out: Path) -> Path:
     )
     page = out / "index.html"
     page.write_text(html, encoding="utf-8")
-    (out / "verdicts.md").write_text(markdown(study), encoding="utf-8")
+    (out / "verdicts.md").write_text(markdown(study) + "\n", encoding="utf-8")
     return page
 
 
@@ -105,25 +107,71 @@ def protocol_words(study: Study) -> str:
     return (
         f"{shown(p.get('data'))}{limit} at {shown(p.get('size'))}{width}, "
         f"{shown(p.get('epochs'))} epochs{instead}, "
-        f"{study.seeds} seed{'s' * (study.seeds > 1)}{rates}"
+        f"up to {study.seeds} seed{'s' * (study.seeds > 1)}{rates}"
     )
 
 
-def about(study: Study) -> dict[str, str]:
-    """By which code and versions the first run was made."""
-    run = next((entry.run for entry in study.entries if entry.run), None)
-    if run is None:
-        return {}
-    versions = run.about.get("versions")
-    found = {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
-    return found | ({"commit": str(run.about["commit"])} if run.about.get("commit") else {})
+def about(study: Study) -> dict[str, list[str]]:
+    """By which code and on what the runs were made: the most frequent first, with their numbers."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    runs = [entry.run for entry in study.entries if entry.run]
+    for run in runs:
+        versions = run.about.get("versions")
+        of_run = dict(versions) if isinstance(versions, dict) else {}
+        of_run |= {k: run.about[k] for k in ("commit", "machine") if run.about.get(k)}
+        for name, value in of_run.items():
+            found[str(name)][str(value)] += 1
+    return {
+        name: [
+            value if count == len(runs) else f"{value} ({count} of {len(runs)} runs)"
+            for value, count in counts.most_common()
+        ]
+        for name, counts in found.items()
+    }
+
+
+def by_measure(values: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """Values, as "measure, who: figure", with those of one measure together.
+
+    >>> by_measure(["error, AGC: 8 %", "loss, AGC: 0.3", "error, BN: 9 %"])
+    {'error': [('AGC', '8 %'), ('BN', '9 %')], 'loss': [('AGC', '0.3')]}
+    """
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for value in values:
+        what, _, figure = value.rpartition(": ")
+        measure, comma, who = what.partition(", ")
+        found[measure if comma else ""].append((who if comma else what, figure))
+    return dict(found)
 
 
 def markdown(study: Study) -> str:
     """The table of verdicts, for a README."""
-    lines = ["| claim | the paper | here | verdict |", "|---|---|---|---|"]
+    lines = ["| claim | the paper | here | rule | verdict |", "|---|---|---|---|---|"]
     for claim in study.claims:
-        ours = "; ".join(claim.ours) or claim.checks[0].found
-        cells = [f"**{claim.id}** {claim.says}", claim.paper, ours, claim.verdict]
+        ours = "<br>".join(
+            (measure and f"{measure}: ") + ", ".join(f"{who} {figure}" for who, figure in of)
+            for measure, of in by_measure(claim.ours).items()
+        )
+        rule = "<br>".join(dict.fromkeys(rule_in_short(check) for check in claim.checks))
+        cells = [f"**{claim.id}** {claim.says}", claim.paper]
+        cells += [ours or claim.checks[0].found, rule, claim.verdict]
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    return "\n".join([*lines, "", f"{protocol_words(study)}.", ""])
+    below = [f"{finished_words(study)}: {protocol_words(study)}.", study.note]
+    return "\n\n".join(["\n".join(lines), *filter(None, below)])
+
+
+def rule_in_short(check: Check) -> str:
+    """What must be, without of which runs: the figures beside it have those.
+
+    >>> rule_in_short(Check("error: AGC less BN", "within 1 of 0", "", ""))
+    'error: differences within 1 of 0'
+    """
+    measure, _, of = check.quantity.partition(": ")
+    if " less " in of:
+        return f"{measure}: differences {check.region}"
+    return f"{measure}: {of} {check.region}" if " over " in of else f"{measure}: {check.region}"
+
+
+def finished_words(study: Study) -> str:
+    over = sum(entry.state in OVER for entry in study.entries)
+    return f"{over} of {len(study.entries)} runs are done"

@@ -1,7 +1,10 @@
 """The paper's claims as data: what it says, and the checks that decide.
 
-They were fixed before the first run of this code on real images; small runs on drawn scenes had
-been seen (LOG.md).
+They were fixed before the first run of this code on real images. What had been seen by then: small
+runs on drawn scenes (LOG.md), a prototype's errors on CamVid, and the benchmark. After the first
+three runs on CamVid (AGC at batches 1, 4 and 8, one seed) a review made them stricter, so that a
+lambda that never moves, one diverged run or a difference of nothing decide nothing: LOG.md lists
+each change.
 
 "The same" is within one point of error: half of what the paper calls worse (BatchNorm at batch 1,
 about 2 points), and five times the differences that it calls none (0.16 and 0.2 points).
@@ -20,6 +23,7 @@ from .measures import (
     LAMBDA_LAST,
     LAMBDA_LOWEST,
     LAMBDA_MIDDLE,
+    LAMBDA_RISE,
     LOSS,
     SPIKES,
     Measure,
@@ -27,6 +31,8 @@ from .measures import (
 from .rules import BenchRatio, Check, Evidence, Finding, Verdict, together
 
 SAME = 1.0  # points of error
+LEAST = SAME / 2  # by how much something is faster that is called so
+LEARNS = 10.0  # points above the usual error, at most, of what learns at all
 SCALE = 4.0  # of the class weights; a power of two, so that only the rate can make a difference
 
 
@@ -91,6 +97,8 @@ CLASSNET_AGC, CLASSNET_BN = agc(4, model="classnet"), bn(4, model="classnet")
 IDENTITY, UNIT = agc(4, init="identity"), agc(4, init="unit")
 HEAVY, LIGHT = agc(4, 0.08 / SCALE, class_weight_scale=SCALE), agc(4, 0.08 / SCALE)
 
+TIME, MAPS = "time of a step", "memory of a step's maps"  # each in its own best engine
+
 # In the order in which they are worth their time.
 CLAIMS = (
     Claim(
@@ -117,13 +125,13 @@ CLAIMS = (
     ),
     Claim(
         "fig1c",
-        "AGC and BatchNorm end alike in SegNet at batch 4",
+        "AGC and BatchNorm have the same curve in SegNet at batch 4, and end alike",
         "AGC 9.73 %, BN 9.57 %",
         same(agc(4), bn(4), FINAL, COURSE),
     ),
     Claim(
         "fig1e",
-        "AGC's validation loss is slightly higher in SegNet",
+        "AGC's validation loss is higher in SegNet",
         "AGC slightly higher",
         (higher(agc(4), bn(4), LOSS),),
     ),
@@ -142,20 +150,26 @@ CLAIMS = (
     Claim(
         "fig1h",
         "At batch 8, AGC's best rate lies at 0.16 to 0.32",
-        "best at 0.16 - 0.32 of 0.08 - 0.64",
+        "0.16 of 0.08 - 0.64; curves to 0.64",
         (higher(agc(8, 0.08), agc(8)), higher(agc(8, 0.64), agc(8, 0.32))),
+    ),
+    Claim(
+        "fig1h-highest",
+        "At batch 8, AGC still learns at rate 0.64",
+        "a curve",
+        (Check(measure=FINAL, arm=agc(8, 0.64), against=agc(8), high=LEARNS),),
     ),
     Claim(
         "fig1g",
         "At batch 8, BatchNorm ends a little worse at half the rate",
         "a small increase",
-        (higher(bn(8, 0.08), bn(8)),),
+        (Check(measure=FINAL, arm=bn(8, 0.08), against=bn(8), low=0.0, high=SAME),),
     ),
     Claim(
         "lambda-middle",
         "At half depth lambda ends at 0.7 to 0.9",
         "0.7 - 0.9",
-        (inside(LAMBDA_MIDDLE, 0.6, 1.0),),
+        (inside(LAMBDA_MIDDLE, 0.65, 0.95),),  # it starts at 1
     ),
     Claim(
         "lambda-deepest",
@@ -170,20 +184,26 @@ CLAIMS = (
         (inside(LAMBDA_LAST, -0.3, 0.3),),
     ),
     Claim(
+        "lambda-depth",
+        "Lambda is larger in the deepest layers than next to the classifier",
+        "1 against 0",
+        (inside(LAMBDA_RISE, 0.5),),
+    ),
+    Claim(
         "lambda-range",
-        "Over all filters lambda ends between 0 and 2, some of it slightly below 0",
+        "Over all filters lambda ends between 0 and 2, give or take a half",
         "0 - 2",
-        (inside(LAMBDA_LOWEST, -0.5, 1.0), inside(LAMBDA_HIGHEST, 1.0, 2.5)),
+        (inside(LAMBDA_LOWEST, -0.5, 0.5), inside(LAMBDA_HIGHEST, 1.5, 2.5)),
     ),
     Claim(
         "fig1d",
-        "AGC and BatchNorm end alike in ClassNet at batch 4",
+        "AGC and BatchNorm have the same curve in ClassNet at batch 4, and end alike",
         "AGC 5.34 %, BN 5.53 %",
         same(CLASSNET_AGC, CLASSNET_BN, FINAL, COURSE),
     ),
     Claim(
         "fig1f",
-        "AGC's validation loss is slightly higher in ClassNet",
+        "AGC's validation loss is higher in ClassNet",
         "AGC slightly higher",
         (higher(CLASSNET_AGC, CLASSNET_BN, LOSS),),
     ),
@@ -195,7 +215,7 @@ CLAIMS = (
     ),
     Claim(
         "lambda-learned",
-        "Subtracting the mean is what matters, and how much of it can be learnt",
+        "Subtracting the mean is what matters; to learn how much of it does no harm",
         "not measured",
         (
             higher(agc(4, fixed_lambda=0.0), agc(4), by=SAME),
@@ -212,20 +232,21 @@ CLAIMS = (
         "identity",
         "Identity filters at the start learn faster than He's, and end alike",
         "faster, as accurate",
-        (higher(agc(4), IDENTITY, EARLY), *same(IDENTITY, agc(4))),
+        (higher(agc(4), IDENTITY, EARLY, by=LEAST), *same(IDENTITY, agc(4))),
     ),
     Claim(
         "rate-batch",
-        "The best rate is proportional to the batch",
+        "The best rate is near 0.02 x batch: rates eight times off are worse, none tried is better",
         "0.02 x batch at 1, 4, 8",
         (
-            # The far corners must be worse; the others may share the best place.
+            # Those eight times off must be worse; the others may share the best place.
             higher(agc(1, 0.16), agc(1)),
             higher(agc(8, 0.02), agc(8)),
             higher(agc(1, 0.08), agc(1), by=-SAME / 2),
             higher(agc(4, 0.02), agc(4), by=-SAME / 2),
             higher(agc(4, 0.16), agc(4), by=-SAME / 2),
             higher(agc(8, 0.08), agc(8), by=-SAME / 2),
+            higher(agc(8, 0.32), agc(8), by=-SAME / 2),
         ),
     ),
     Claim(
@@ -238,7 +259,7 @@ CLAIMS = (
         "unit-start",
         "Beyond the paper: filters scaled to unit variance learn faster, and end no worse",
         "not in the paper",
-        (higher(agc(4), UNIT, EARLY), *no_worse(UNIT, agc(4), FINAL)),
+        (higher(agc(4), UNIT, EARLY, by=LEAST), *no_worse(UNIT, agc(4), FINAL)),
     ),
     Claim(
         "unit-start-rates",
@@ -250,20 +271,33 @@ CLAIMS = (
         "speed",
         "A training step at batch 8 is faster than with BatchNorm",
         "30 % faster",
-        (BenchRatio(words="time of a step, ms", column="ms", over="bn", under="agc", batch=8,
-                    low=1.2),),
+        (BenchRatio(words=TIME, unit="ms", column="ms", over="bn", under="agc", batch=8, low=1.2),),
+    ),
+    Claim(
+        "speed-alone",
+        "It still is if BatchNorm has this library's pooling too",
+        "not measured",
+        (BenchRatio(words=TIME, unit="ms", column="ms", over="bn-byte-pool", under="agc", batch=8,
+                    low=1.0),),
     ),
     Claim(
         "memory",
         "It takes much less memory than BatchNorm",
         "much lower",
-        (BenchRatio(words="memory of a step's maps, MiB", column="activations_mib", over="bn",
-                    under="agc", batch=8, low=1.25),),
+        (BenchRatio(words=MAPS, unit="MiB", column="activations_mib", over="bn", under="agc",
+                    batch=8, low=1.25),),
+    ),
+    Claim(
+        "memory-alone",
+        "It still does if BatchNorm has this library's pooling too",
+        "not measured",
+        (BenchRatio(words=MAPS, unit="MiB", column="activations_mib", over="bn-byte-pool",
+                    under="agc", batch=8, low=1.0),),
     ),
     Claim(
         "largest-batch",
-        "Where BatchNorm fits no more than batch 8 into 12 GB, AGC fits more",
-        "BN 8 in 12 GB",
+        "In 12 GB, AGC trains at larger batches than BatchNorm",
+        "BN: 8; of AGC it says nothing",
         (BenchRatio(words="largest batch in 12 GiB", column="largest_batch", over="agc",
                     under="bn", group="fit", batch=0, low=1.25),),
     ),

@@ -36,11 +36,14 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     protocol, out = settings.protocol, settings.out
     if not console.is_terminal:
         console.width = 140  # a log has no edge to fold a table at
-    record.check_same(out, protocol)
+    asked = {job.name for job in plan(settings.claims, protocol, out, settings.data_root)}
+    before = record.claims_before(out, protocol)
+    if settings.ids:
+        settings = settings.with_claims(before)
     jobs = plan(settings.claims, protocol, out, settings.data_root)
     show = Show(console)
     over = (lambda job: None) if settings.keep_checkpoints else drop_checkpoints
-    queue = Queue(jobs, out / LOGS, show.say, show.look, over)
+    queue = Queue(jobs, out / LOGS, show.say, show.look, over, asked)
     if settings.dry_run:
         console.print(table_of_runs(queue, 0))
         return 0

@@ -1,13 +1,15 @@
 """What a run is reduced to before runs are compared: one number each."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
 SPIKE = 1.0  # points above the epochs around it
 AROUND = 5  # epochs to either side
+DEEPEST = (0.75, 1.1)  # quarter of the depths
 
 
 class Filters(NamedTuple):
@@ -35,11 +37,16 @@ class Measure:
     words: str
     unit: str
     of: Callable[[Curve], float]
+    digits: int = 2  # behind the point
+
+
+def mean_of(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
 
 
 def last_tenth(values: tuple[float, ...]) -> float:
-    """The mean of the last tenth: one epoch at a fixed rate says little. NaN if there is none."""
-    return fmean(values[-math.ceil(len(values) / 10) :]) if values else math.nan
+    """The mean of the last tenth: one epoch at a fixed rate says little."""
+    return mean_of(values[-math.ceil(len(values) / 10) :])
 
 
 def final_error(curve: Curve) -> float:
@@ -48,14 +55,14 @@ def final_error(curve: Curve) -> float:
 
 def course_error(curve: Curve) -> float:
     """How fast it learns: the mean over all epochs, which is the area below the curve."""
-    return math.inf if curve.diverged is not None else fmean(curve.errors)
+    return math.inf if curve.diverged is not None else mean_of(curve.errors)
 
 
 def early_error(curve: Curve) -> float:
     """The mean over the first third."""
     if curve.diverged is not None:
         return math.inf
-    return fmean(curve.errors[: math.ceil(len(curve.errors) / 3)])
+    return mean_of(curve.errors[: math.ceil(len(curve.errors) / 3)])
 
 
 def final_loss(curve: Curve) -> float:
@@ -63,13 +70,17 @@ def final_loss(curve: Curve) -> float:
 
 
 def spikes(curve: Curve) -> float:
-    """Epochs whose error is SPIKE points above the median of those around; after a tenth of all."""
+    """How often the error rises SPIKE points above the median of the epochs around.
+
+    Epochs in a row are one spike. The first third is left out: there the error falls by leaps.
+    """
+    if curve.diverged is not None:
+        return math.nan
     errors = curve.errors
     around = [errors[max(0, i - AROUND) : i + AROUND + 1] for i in range(len(errors))]
-    start = math.ceil(len(errors) / 10)
-    return float(
-        sum(e > median(near) + SPIKE for e, near in list(zip(errors, around, strict=True))[start:])
-    )
+    high = [e > median(near) + SPIKE for e, near in zip(errors, around, strict=True)]
+    late = high[math.ceil(len(high) / 3) :]
+    return float(sum(now and not before for before, now in itertools.pairwise([False, *late])))
 
 
 def lambda_by_depth(low: float, high: float) -> Callable[[Curve], float]:
@@ -82,9 +93,14 @@ def lambda_by_depth(low: float, high: float) -> Callable[[Curve], float]:
         n = len(curve.lambdas)
         depth = [1 - abs(2 * (i + 0.5) / n - 1) for i in range(n)]
         found = [f.mean for f, d in zip(curve.lambdas, depth, strict=True) if low <= d < high]
-        return fmean(found) if found else math.nan
+        return mean_of(found)
 
     return mean
+
+
+def rise_of_lambda(curve: Curve) -> float:
+    """From the layer next to the classifier to the deepest ones."""
+    return lambda_by_depth(*DEEPEST)(curve) - last_lambda(curve)
 
 
 def last_lambda(curve: Curve) -> float:
@@ -102,10 +118,11 @@ def highest_lambda(curve: Curve) -> float:
 FINAL = Measure("final error", "%", final_error)
 COURSE = Measure("error over all epochs", "%", course_error)
 EARLY = Measure("error over the first third", "%", early_error)
-LOSS = Measure("final loss", "", final_loss)
-SPIKES = Measure("spikes of the error", "", spikes)
-LAMBDA_DEEPEST = Measure("lambda in the deepest quarter", "", lambda_by_depth(0.75, 1.1))
-LAMBDA_MIDDLE = Measure("lambda at half depth", "", lambda_by_depth(0.25, 0.75))
-LAMBDA_LAST = Measure("lambda next to the classifier", "", last_lambda)
-LAMBDA_LOWEST = Measure("the lowest lambda", "", lowest_lambda)
-LAMBDA_HIGHEST = Measure("the highest lambda", "", highest_lambda)
+LOSS = Measure("final loss", "", final_loss, 3)
+SPIKES = Measure("spikes of the error", "", spikes, 1)
+LAMBDA_DEEPEST = Measure("lambda in the deepest quarter", "", lambda_by_depth(*DEEPEST), 3)
+LAMBDA_MIDDLE = Measure("lambda at half depth", "", lambda_by_depth(0.25, 0.75), 3)
+LAMBDA_LAST = Measure("lambda next to the classifier", "", last_lambda, 3)
+LAMBDA_RISE = Measure("lambda of the deepest quarter less the last layer's", "", rise_of_lambda, 3)
+LAMBDA_LOWEST = Measure("the lowest lambda", "", lowest_lambda, 3)
+LAMBDA_HIGHEST = Measure("the highest lambda", "", highest_lambda, 3)

@@ -22,9 +22,9 @@ DIGITS = 5
 def pack(jobs: Sequence[Job], folder: Path, drawn: str | None, pictured: Sequence[str]) -> None:
     """Copy the runs that are over into a folder; `drawn` and `pictured` keep more."""
     for job in jobs:
-        if not progress(job).is_over(job.config) or job.folder == folder / RUNS / job.name:
-            continue
         into = folder / RUNS / job.name
+        if not progress(job).is_over(job.config) or job.folder.resolve() == into.resolve():
+            continue
         into.mkdir(parents=True, exist_ok=True)
         write_whole(into / CONFIG, config_from_nowhere(job.folder / CONFIG))
         shutil.copyfile(job.folder / METRICS, into / METRICS)

@@ -87,6 +87,14 @@ PRESETS: dict[Name, Preset] = {
         "runs, and so was what fig1a asks for. A few hundred steps on drawn scenes say little of "
         "the paper: that takes the presets camvid or cityscapes, and a GPU.",
     ),
-    "camvid": replace(CITYSCAPES, name="camvid", data="camvid", classnet_data="camvid"),
+    "camvid": replace(
+        CITYSCAPES,
+        name="camvid",
+        data="camvid",
+        classnet_data="camvid",
+        note="CamVid is not the paper's data: 367 images to train on, where the paper had 2750, "
+        "and 11 classes. Training sees random crops of them, some mirrored; validation sees "
+        "whole images.",
+    ),
     "cityscapes": CITYSCAPES,
 }

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -11,7 +11,9 @@ from ..train.interrupts import Interrupts
 from ..train.lock import is_locked
 from .jobs import Job, Progress, progress
 
-State = Literal["done", "diverged", "running", "elsewhere", "waiting", "stopped", "failed"]
+State = Literal[
+    "done", "diverged", "running", "elsewhere", "waiting", "stopped", "failed", "not asked for"
+]
 TRIES = 2
 LOOK = 0.5  # seconds between two looks
 
@@ -41,7 +43,7 @@ class Queue:
     """All runs of a study.
 
     `say` is told of every change, `look` shows how it stands, and `over` gets each run that is over
-    before another one is started.
+    before another one is started. Only what is `asked` for is trained: names, or None for all.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class Queue:
         say: Callable[[Entry, str], None] = lambda entry, what: None,
         look: Callable[["Queue"], None] = lambda queue: None,
         over: Callable[[Job], None] = lambda job: None,
+        asked: Collection[str] | None = None,
     ) -> None:
         self.entries = {job.name: Entry(job, "waiting", progress(job)) for job in jobs}
         self.logs, self.say, self.look, self.over = logs, say, look, over
-        for entry in self.entries.values():
-            self._settle_if_over(entry)
+        for name, entry in self.entries.items():
+            if not self._settle_if_over(entry) and asked is not None and name not in asked:
+                entry.state = "not asked for"
 
     def having(self, *states: State) -> list[Entry]:
         return [entry for entry in self.entries.values() if entry.state in states]

@@ -21,12 +21,16 @@ STUDY = "study.json"
 PICTURED = (agc(1), bn(1), agc(4), bn(4), CLASSNET_AGC, CLASSNET_BN)  # whose pictures are shown
 
 
-def check_same(out: Path, protocol: Preset) -> None:
-    """ValueError if a folder holds a study of another kind: their runs must not mix."""
+def claims_before(out: Path, protocol: Preset) -> set[str]:
+    """The ids of the claims that a folder's study is about, none if there is no study yet.
+
+    ValueError if it is one of another kind: their runs must not mix.
+    """
     try:
-        before = json.loads((out / STUDY).read_text())["protocol"]
+        content = json.loads((out / STUDY).read_text())
+        before, ids = content["protocol"], {str(claim["id"]) for claim in content["claims"]}
     except FileNotFoundError:
-        return
+        return set()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{out / STUDY} cannot be read: {error!r}") from None
     now = described(protocol)
@@ -35,6 +39,7 @@ def check_same(out: Path, protocol: Preset) -> None:
         raise ValueError(
             f"{out} holds another study: {', '.join(differences)}. Choose another --out."
         )
+    return ids
 
 
 def described(protocol: Preset) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class Check:
         numbers = {arm: [self.measure.of(curve) for curve in runs[arm]] for arm in self.arms}
         region = in_words(self.low, self.high, self._unit)
         values = tuple(
-            f"{self.measure.words}, {arm}: {spread(numbers[arm], self.measure.unit)}"
+            f"{self.measure.words}, {arm}: "
+            f"{spread(numbers[arm], self.measure.unit, self.measure.digits)}"
             for arm in self.arms
         )
         missing = [str(arm) for arm in self.arms if not numbers[arm]]
@@ -87,17 +88,20 @@ class Check:
         return self.measure.unit and f" {self.measure.unit}"
 
     def _found(self, interval: Interval, numbers: Mapping[Arm, Sequence[float]]) -> str:
+        number = f"{{:.{self.measure.digits}f}}".format
         seeds = " and ".join(dict.fromkeys(str(len(n)) for n in numbers.values()))
         of_seeds = f"{seeds} seed{'s' * (seeds != '1')}"
-        if math.isinf(interval.middle):
+        if math.isinf(interval.middle) and interval.low == interval.high:
             return f"{'worse' if interval.middle > 0 else 'better'} without bound: runs diverged"
+        if math.isinf(interval.middle):
+            return f"too few runs to tell, {of_seeds}: some diverged"
         if math.isnan(interval.middle):
             return "nothing to compare: runs diverged, or say nothing of it"
         if math.isinf(interval.low):
-            return f"{interval.middle:.2f}{self._unit}, {of_seeds}: no spread to judge by"
+            return f"{number(interval.middle)}{self._unit}, {of_seeds}: no spread to judge by"
         return (
-            f"{interval.middle:.2f}{self._unit}, 90% within {interval.low:.2f} and "
-            f"{interval.high:.2f}, {of_seeds}"
+            f"{number(interval.middle)}{self._unit}, 90% within {number(interval.low)} and "
+            f"{number(interval.high)}, {of_seeds}"
         )
 
 
@@ -106,6 +110,7 @@ class BenchRatio:
     """column(over) / column(under) of SegNet's rows lies above `low`; each in its best engine."""
 
     words: str
+    unit: str = ""
     column: str
     over: str
     under: str
@@ -126,7 +131,8 @@ class BenchRatio:
             found = "the benchmark's file has no such rows: deepcontrol bench"
             return Finding(self.quantity, region, found, (), "undecided")
         values = tuple(
-            f"{who.upper()} {row[self._middle]}"
+            f"{self.words}, {who.upper()} ({row['engine']}): "
+            f"{row[self._middle]}{self.unit and f' {self.unit}'}"
             for who, row in ((self.over, over), (self.under, under))
         )
         interval = Interval(*(self._ratio(over, under, ends) for ends in self._ends))
@@ -195,7 +201,7 @@ def in_words(low: float, high: float, unit: str) -> str:
     return f"within {high:g}{unit} of 0" if low == -high else f"between {low:g} and {high:g}{unit}"
 
 
-def spread(numbers: Sequence[float], unit: str = "") -> str:
+def spread(numbers: Sequence[float], unit: str = "", digits: int = 2) -> str:
     """The mean over seeds, and the deviation.
 
     >>> spread([9.5, 10.5], "%"), spread([math.inf, 9.5]), spread([])
@@ -206,5 +212,7 @@ def spread(numbers: Sequence[float], unit: str = "") -> str:
     diverged = sum(map(math.isinf, numbers))
     if diverged:
         return f"{diverged} of {len(numbers)} diverged"
-    deviation = f" ± {stdev(numbers):.2f}" if len(numbers) > 1 else ""
-    return f"{fmean(numbers):.2f}{deviation}{unit and f' {unit}'}"
+    if any(map(math.isnan, numbers)):
+        return "nothing, of a run that diverged or has none"
+    deviation = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
+    return f"{fmean(numbers):.{digits}f}{deviation}{unit and f' {unit}'}"

@@ -1,5 +1,6 @@
 """What `deepcontrol reproduce` can be asked."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,7 +29,8 @@ class Reproduce:
     """quick: small, on drawn streets, minutes on a CPU. camvid, cityscapes: the paper's protocol on
     real images (cityscapes is the paper's data)."""
     only: tuple[str, ...] = ()
-    """Claims by their ids, such as fig1a,fig1b; all of the preset's if none is named."""
+    """Train for these claims alone, by their ids, such as fig1a,fig1b; for all of the preset's if
+    none is named. Judged are those that the folder's study has been about before as well."""
     seeds: int | None = None
     """Seeds of each run, in place of the preset's number; a rule needs at least two."""
     epochs: int | None = None
@@ -97,6 +99,12 @@ class Reproduce:
         return replace(
             preset, seeds=self.seeds or preset.seeds, epochs=self.epochs or preset.epochs
         )
+
+    def with_claims(self, ids: Collection[str]) -> "Reproduce":
+        """The same about these claims of the preset besides."""
+        usual = set(PRESETS[self.preset].claims)
+        both = {*self.ids, *(usual & set(ids))}
+        return replace(self, only=() if both >= usual else tuple(sorted(both)))
 
     @property
     def claims(self) -> tuple[Claim, ...]:

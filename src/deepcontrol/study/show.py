@@ -12,7 +12,9 @@ from .claims import Judged
 from .queue import Entry, Queue
 
 # What a reader wants to see first when there are more runs than lines.
-ORDER = ("failed", "running", "elsewhere", "stopped", "waiting", "diverged", "done")
+ORDER = (
+    "failed", "running", "elsewhere", "stopped", "waiting", "not asked for", "diverged", "done"
+)  # fmt: skip
 STYLES = {"failed": "bold red", "running": "bold", "diverged": "yellow", "done": "green"}
 VERDICTS = {"reproduced": "green", "not reproduced": "red", "undecided": "yellow"}
 

@@ -23,6 +23,15 @@ def choose_autocast(precision: str, device: torch.device) -> torch.dtype | None:
     return None
 
 
+def machine(device: torch.device, autocast: torch.dtype | None) -> str:
+    """What a run is made on and in which numbers, for those who read its folder."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = f"{torch.get_num_threads()} threads of a CPU"
+    return f"{name}, {str(autocast or torch.float32).removeprefix('torch.')}"
+
+
 def set_up(config: Train) -> None:
     """What torch has as switches of the whole process: determinism, and cuDNN's trials."""
     if config.deterministic:

@@ -19,7 +19,7 @@ from . import records
 from .build import build_data, build_model, build_objective, fit_to_images_, open_sources
 from .checkpoint import CheckpointError, load_last
 from .config import CONFIG, Train, check_unchanged, load_config, save_config
-from .devices import choose_autocast
+from .devices import choose_autocast, machine
 from .distributed import Group, shard_
 from .events import Events
 from .fingerprint import Fingerprints, check_same_data, fingerprints
@@ -172,7 +172,8 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     step = TrainingStep(wrapped, objective.loss, optimiser, engine, autocast, guard)
     events = None
     if group.leads:
-        save_config(config, derived(config, model, train, val, data), about())
+        of_run = derived(config, model, train, val, data)
+        save_config(config, of_run, about(machine(group.device, autocast)))
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
         (config.out / records.DIVERGED).unlink(missing_ok=True)  # it is tried again
@@ -229,14 +230,14 @@ def derived(
     }
 
 
-def about() -> Mapping[str, Any]:
-    """By which code a run is made."""
+def about(made_on: str) -> Mapping[str, Any]:
+    """By which code a run is made, and on what."""
     versions = {
         "deepcontrol": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    return {"versions": versions, "commit": commit()}
+    return {"versions": versions, "commit": commit(), "machine": made_on}
 
 
 def commit() -> str | None:

@@ -20,19 +20,24 @@ WRONG = (255, 48, 48)
 def sample_sheet(
     model: nn.Module, batches: Batches, autocast: torch.dtype | None
 ) -> NDArray[np.uint8]:
-    """The first images of a split, a row each: as pixels (H, W, 3).
+    """Images from all over a split, a row each: as pixels (H, W, 3).
 
     Where several processes share the batches, each shows its own images; all have to take part.
     """
+    count = len(batches.cache)
+    wanted = dict.fromkeys(i * count // IMAGES for i in range(IMAGES))  # of a film, not one scene
     rows: list[NDArray[np.uint8]] = []
     with evaluating(model, batches.device, autocast):
         for number, batch in enumerate(batches.epoch()):
-            if number * batches.batch_size >= IMAGES:
-                break
+            start = number * batches.batch_size
+            here = [i - start for i in wanted if 0 <= i - start < batches.batch_size]
+            if not here:
+                continue
             predicted = predict(model, batch.images)
-            arrays = zip(batch.images, batch.labels, predicted, strict=True)
-            rows += [_row(*of_one, batches) for of_one in arrays]
-    return np.vstack(rows[:IMAGES])
+            for offset in here:
+                mine = min(offset // batches.world, len(predicted) - 1)
+                rows.append(_row(batch.images[mine], batch.labels[mine], predicted[mine], batches))
+    return np.vstack(rows)
 
 
 def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
