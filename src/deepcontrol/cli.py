@@ -1,5 +1,7 @@
 """The command line: dataclasses that say what a command takes, and a function that runs each."""
 
+import errno
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,6 +123,8 @@ def main(args: list[str] | None = None) -> int:
             case Reproduce():
                 return run_reproduce(command, console)
     except (ValueError, OSError, FaultError) as error:  # a DataError is a ValueError
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            error = disk_full(error, getattr(command, "out", None))
         complain(Console(stderr=True), "error", error)
         return 1
     raise AssertionError(command)
@@ -138,6 +142,16 @@ def parse(args: list[str]) -> object:
             TrainCommand, args=args[args.index("train") + 1 :], default=before, **PARSER
         )
     return command
+
+
+def disk_full(error: OSError, out: Path | None) -> OSError:
+    """The same with where and how much, which the system does not say."""
+    where = Path(error.filename or out or ".")
+    there = next(folder for folder in (where, *where.absolute().parents) if folder.exists())
+    return OSError(
+        f"{where} could not be written: the disk is full, "
+        f"{shutil.disk_usage(there).free:,} bytes are free"
+    )
 
 
 def complain(console: Console, kind: str, error: Exception) -> None:

@@ -1,5 +1,6 @@
 """The cache: whole or not there, right for its source, and made once."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -141,6 +142,19 @@ def test_a_failed_build_leaves_nothing(camvid_root: Path, tmp_path: Path) -> Non
     assert [p.suffix for p in folder.iterdir()] == [".lock"]
     with pytest.raises(ValueError, match="no samples"):
         prepare(replace(counting(camvid_root), pairs=()), (24, 32), folder)
+
+
+def test_a_full_disk_is_found_before_anything_is_mapped(
+    camvid_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    folder = tmp_path / "cache"
+    with pytest.raises(OSError, match=r"cache has no room for camvid-train \(No space.*\d bytes"):
+        prepare(counting(camvid_root), (24, 32), folder)
+    assert [p.suffix for p in folder.iterdir()] == [".lock"]
 
 
 def build(root: Path, folder: Path, results: multiprocessing.Queue) -> None:

@@ -45,6 +45,18 @@ def test_beside_the_run_unless_told_otherwise(run: Path, images: Path) -> None:
     assert (run / "predictions" / "b-overlay.png").exists()
 
 
+def test_no_link_out_of_the_run_is_followed(
+    run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run / "predictions").symlink_to(elsewhere)
+    assert main(["predict", str(run), str(images / "b.png")]) == 1
+    assert "predictions is a link" in capsys.readouterr().err
+    assert not list(elsewhere.iterdir())
+    (run / "predictions").unlink()  # the run is shared
+
+
 def test_the_other_checkpoint(run: Path, images: Path) -> None:
     assert main(["predict", str(run), str(images / "b.png"), "--checkpoint", "last"]) == 0
     assert not pixels(run / "predictions" / "b-labels.png").any()

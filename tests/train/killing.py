@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from tests.train.runs import command, differences, tiny
 EPOCHS, STEPS = 2, 8  # of these runs
 
 
-def forked(arguments: list[str], kill_at: tuple[int, float] | None = None) -> int:
+def forked(arguments: list[str], kill_at: tuple[Path, int, float] | None = None) -> int:
     """Run in a fork, which kills itself some time after a step; the exit status as a shell's."""
     child = os.fork()
     if child == 0:
@@ -31,16 +32,23 @@ def forked(arguments: list[str], kill_at: tuple[int, float] | None = None) -> in
         torch.set_num_threads(1)
         if kill_at is not None:
             kill_after(*kill_at)
-        os._exit(main(arguments))
+        code = main(arguments)
+        time.sleep(10 if kill_at is not None else 0)  # it comes, even if all is done
+        os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def kill_after(step: int, seconds: float) -> None:
-    """kill -9 so many seconds after the call of that step: in it, in a save, in an evaluation."""
+def kill_after(run: Path, step: int, seconds: float) -> None:
+    """kill -9 so many seconds after the call of that step: in it, in a save, in an evaluation.
+
+    A checkpoint is there by then: whoever starts from nothing proves nothing.
+    """
     steps, call = iter(range(1, STEPS + 1)), TrainingStep.__call__
 
     def counted(self: TrainingStep, *batch: torch.Tensor) -> torch.Tensor:
         if next(steps) == step:
+            while not (run / "last").exists():
+                time.sleep(0.001)
             kill = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
             kill.daemon = True
             kill.start()
@@ -51,13 +59,16 @@ def kill_after(step: int, seconds: float) -> None:
 
 def killed_and_continued(folder: Path, workers: int, number: int, whole: Path) -> str:
     rng = random.Random(1000 * workers + number)
-    step, seconds = rng.randrange(1, STEPS + 1), rng.uniform(0, 0.04)
+    save_steps = rng.choice([0, 1, 3])
+    first = save_steps or STEPS // EPOCHS  # after which there is a checkpoint
+    step, seconds = rng.randrange(first + 1, STEPS + 1), rng.uniform(0, 0.04)
     run = folder / f"run{number}"
-    arguments = command(run, epochs=EPOCHS, workers=workers, save_steps=rng.choice([0, 1, 3]))
-    status = forked(arguments, (step, seconds))
+    arguments = command(run, epochs=EPOCHS, workers=workers, save_steps=save_steps)
+    status = forked(arguments, (run, step, seconds))
     if status != -signal.SIGKILL:
-        # It may have been done before the kill, if that was to come after the last step.
-        return "" if status == 0 and step == STEPS else f"was not killed: {status}"
+        return f"was not killed: {status}"
+    if not any((run / name).exists() for name in ("last", "previous")):
+        return "had nothing to go on from"
     status = forked(arguments)
     return ", ".join(differences(run, whole)) if status == 0 else f"did not go on: {status}"
 

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from deepcontrol.train import checkpoint as checkpoints
-from deepcontrol.train.checkpoint import Checkpoint, CheckpointError, load, load_last, save_last
+from deepcontrol.train.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    load,
+    load_last,
+    save_best,
+    save_last,
+)
 
 
 def some(seed: int) -> Checkpoint:
@@ -110,7 +117,7 @@ def test_writing_that_fails_at_a_byte(room: int, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"last could not.*needs about \d"):
+        with pytest.raises(CheckpointError, match=r"last could not.*File too large.*about \d"):
             save_last(tmp_path, some(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -171,3 +178,11 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     (folder / "digest.json").write_bytes(checkpoints._digest_text(written))
     with pytest.raises(CheckpointError, match="more than tensors"):
         load(folder)
+
+
+def test_stopped_between_two_renames_the_best_is_still_there(tmp_path: Path) -> None:
+    save_best(tmp_path, some(1))
+    (tmp_path / "best").rename(tmp_path / ".best.old")
+    assert_same(load(tmp_path / "best"), some(1))
+    save_best(tmp_path, some(2))
+    assert_same(load(tmp_path / "best"), some(2))

@@ -126,3 +126,24 @@ def test_deterministic_on_a_gpu(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     assert differences(tmp_path / "half", tmp_path / "whole") == []
+
+
+def test_fewer_epochs_than_are_done_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train_here(run, epochs=2)
+    assert main(["train", "--out", str(run), "--epochs", "1"]) == 1
+    assert "has done 2 epochs, more than --epochs 1" in capsys.readouterr().err
+    assert main(["train", "--out", str(run)]) == 0  # the configuration is as it was
+    assert len(metrics(run)) == 3
+
+
+def test_a_checkpoint_of_who_knows_what_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train_here(run, epochs=1)
+    (run / "config.json").unlink()
+    assert main(command(run)) == 1
+    assert "has a checkpoint and no config.json" in capsys.readouterr().err

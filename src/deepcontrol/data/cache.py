@@ -95,6 +95,7 @@ def _build(
             )
             for name, part in zip(_ARRAYS, parts, strict=True)
         }
+        _take_room(temporary, source)
         histogram = np.zeros(256, np.int64)
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
@@ -122,6 +123,21 @@ def _build(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _take_room(folder: Path, source: Source) -> None:
+    """Let the disk set all bytes aside: a mapped file that finds none later ends the process."""
+    for file in folder.iterdir():
+        with file.open("r+b") as opened:
+            try:
+                os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+            except OSError as error:
+                needed = sum(each.stat().st_size for each in folder.iterdir())
+                free = shutil.disk_usage(folder).free
+                raise OSError(
+                    f"{folder.parent} has no room for {source.name} ({error.strerror}): it needs "
+                    f"{needed:,} bytes, {free:,} are free. XDG_CACHE_HOME may name another folder."
+                ) from error
 
 
 def _is_whole(place: Path) -> bool:

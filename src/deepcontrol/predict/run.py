@@ -57,6 +57,8 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
     if not command.images:
         raise ValueError("name an image or a folder to predict")
     out = command.run / "predictions" if command.out is None else command.out
+    if command.out is None and out.is_symlink():  # a run folder may come from elsewhere
+        raise ValueError(f"{out} is a link: name its folder with --out if it shall be followed")
     jobs = find_jobs(command.images, out)
     network = load_network(command.run, command.checkpoint, choose_device(command.device))
     failed = 0

@@ -72,6 +72,9 @@ def save_best(run: Path, checkpoint: Checkpoint) -> None:
 
 def load(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, once every byte of it is what was written."""
+    replaced = folder.with_name(f".{folder.name}.old")
+    if not folder.exists() and replaced.exists():  # whoever renamed them was stopped in between
+        folder = replaced
     verify(folder)
     try:
         model = load_file(folder / MODEL)
@@ -130,10 +133,20 @@ def _write_beside(folder: Path, checkpoint: Checkpoint) -> Path:
     except (OSError, RuntimeError, SafetensorError) as error:  # torch has RuntimeErrors for it
         shutil.rmtree(fresh, ignore_errors=True)  # so that the room is there for others
         raise CheckpointError(
-            f"{folder} could not be written ({error}). It needs about {checkpoint.nbytes:,} bytes. "
-            "What was saved before is as it was."
+            f"{folder} could not be written ({_reason(error)}). It needs about "
+            f"{checkpoint.nbytes:,} bytes. What was saved before is as it was."
         ) from error
     return fresh
+
+
+def _reason(error: BaseException | None) -> str:
+    """What the system said, where torch has wrapped it into words of its own."""
+    first = error
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        error = error.__cause__ or error.__context__
+    return str(first)
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
@@ -145,7 +158,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
         for name, tensor in checkpoint.model.items()
     }
     save_file(model, folder / MODEL)
-    with (folder / STATE).open("wb") as file:  # Python's file says when the disk is full
+    with (folder / STATE).open("wb") as file:  # Python's file says when the disk is full: _reason
         torch.save(checkpoint.state, file)
     shutil.copymode(folder / STATE, folder / MODEL)  # safetensors lets nobody else read it
     written = {}

@@ -1,5 +1,6 @@
 """`deepcontrol train` and `deepcontrol eval`: what they take beside a configuration, and do."""
 
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -41,7 +42,7 @@ class Eval:
     data_root: Path | None = None
     """The data set's folder, if it is not where it was in training."""
     batch_size: int | None = None
-    """Images at once; as in training unless told otherwise."""
+    """Images at once; as many as the run evaluated at once unless told otherwise."""
     val_limit: int | None = None
     """The first so many images alone; as in training unless told otherwise."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -51,7 +52,8 @@ class Eval:
 def run_train(command: TrainCommand, console: Console) -> int:
     config = Train(**{f.name: getattr(command, f.name) for f in fields(Train)})
     if command.dry_run:
-        print_plan(config, plan(config), console)
+        if os.environ.get("RANK", "0") == "0":  # torchrun starts several
+            print_plan(config, plan(config), console)
         return 0
     code = train(config, console)
     end_if_launched(code)
@@ -86,7 +88,7 @@ def print_plan(config: Train, planned: Plan, console: Console) -> None:
 
 def run_eval(command: Eval, console: Console) -> int:
     config, _ = load_config(command.run)
-    for name in ("data_root", "batch_size", "val_limit"):
+    for name in ("data_root", "val_limit"):
         if getattr(command, name) is not None:
             config = replace(config, **{name: getattr(command, name)})
     weights = load(command.run / command.checkpoint).model
@@ -97,7 +99,8 @@ def run_eval(command: Eval, console: Console) -> int:
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batches = Batches(prepare(source, config.size), config.batch_size, device=device)
+    at_once = command.batch_size or config.evaluated_at_once
+    batches = Batches(prepare(source, config.size), at_once, device=device)
     matrix = evaluate(model, batches, choose_autocast(config.precision, device))
     table = Table("class", "IoU %")
     table.columns[1].justify = "right"

@@ -99,6 +99,8 @@ def train_rest_of_epoch(run: Run) -> None:
             run.show.advance(position.step, words)
             run.saver.check()
             run.stop_if_asked()
+        elif run.group.world == 1:  # several processes have to look at the same step
+            run.stop_if_asked()
         if config.save_steps and position.step < steps and run.steps_done % config.save_steps == 0:
             save(run)
     raise_if_not_finite(run)  # which waits for a GPU to have done all of them

@@ -17,7 +17,7 @@ from ..data import Batch, Batches
 from ..optim import sgd
 from . import records
 from .build import build_data, build_model, build_objective, fit_to_images_, open_sources
-from .checkpoint import CheckpointError, load_last
+from .checkpoint import LAST, PREVIOUS, CheckpointError, load_last
 from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast, machine
 from .distributed import Group, shard_
@@ -141,6 +141,11 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     if (config.out / CONFIG).exists():
         started, before = load_config(config.out)
         check_unchanged(config, started)
+    elif any((config.out / name).exists() for name in (LAST, PREVIOUS)):
+        raise CheckpointError(
+            f"{config.out} has a checkpoint and no {CONFIG}, which would say of what run it is: "
+            "put it back, or choose another --out"
+        )
     sources = open_sources(config)
 
     def decoding(name: str, done: int, total: int) -> None:
@@ -164,6 +169,10 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         position = restore(checkpoint, model, optimiser, group)
         if position.step > len(train):  # all steps may be done, and the evaluation not yet
             raise CheckpointError(f"no step {position.step} in an epoch of {len(train)}")
+        if position.epoch > config.epochs:
+            raise ValueError(
+                f"{config.out} has done {position.epoch} epochs, more than --epochs {config.epochs}"
+            )
     guard = Guard(optimiser, group)
     objective = build_objective(config, train.cache, group.device)
     autocast = choose_autocast(config.precision, group.device)
