@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from deepcontrol import calibrate, fold
-from deepcontrol.bench.record import hardware, write
+from deepcontrol.bench.record import write
 from deepcontrol.models import SegNet
+from deepcontrol.train.devices import hardware
 
 PEER = "BatchNorm, folded"
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
-from deepcontrol.bench.record import hardware, write
+from deepcontrol.bench.record import write
 from deepcontrol.nn import saved_bytes
+from deepcontrol.train.devices import hardware
 
 CHANNELS, HEIGHT, WIDTH = 64, 256, 512
 

@@ -194,10 +194,5 @@ def test_what_is_not_asked_for_is_not_trained(tmp_path: Path) -> None:
     queue = Queue(jobs(tmp_path), tmp_path, asked={second.name})
     queue.run(executor, Interrupts(), math.inf)
     assert executor.started == [second.name]
-    assert [entry.state for entry in queue.entries.values()] == [
-        "done",
-        "done",
-        "not asked for",
-        "not asked for",
-    ]
+    assert states(queue) == ["done", "done", "not asked for", "not asked for"]
     assert {third.name, fourth.name} == {e.job.name for e in queue.having("not asked for")}

@@ -124,7 +124,7 @@ def test_one_run_that_cannot_work_leaves_the_rest(
     assert "1 of 2 runs are done." in said
     claims = {claim["id"]: claim for claim in study(out)["claims"]}
     assert set(claims) == {"fig1c", "fig1e"}
-    assert "AGC batch 4 rate 0.32" in claims["fig1c"]["ours"][0]
+    assert "AGC batch 4 rate 0.32" in claims["fig1c"]["ours"][0][1]
     html = (out / "index.html").read_text()
     assert f"{NAMES[1]} failed" in html
     assert (out / "figures" / "figure1.png").stat().st_size > 10_000

@@ -171,7 +171,7 @@ def test_each_in_its_best_engine() -> None:
     ]  # fmt: skip
     judged = judge(CLAIM["speed"], Evidence(bench=rows))
     assert judged.findings[0].found == "1.25"
-    assert judged.ours == (
+    assert tuple(map(str, judged.ours)) == (
         "time of a step, BN (graph): 12.5 ms",
         "time of a step, AGC (graph): 10 ms",
     )
@@ -233,15 +233,16 @@ def test_what_is_found_is_said() -> None:
     finding = check.judge(Evidence(curves))
     assert finding.quantity == "final error: BN batch 1 rate 0.02 less BN batch 4 rate 0.08"
     assert finding.region == "above 1 points"
+    assert finding.rule == "final error: differences above 1 points"
     assert finding.found == "3.00 points, 90% within 0.08 and 5.92, 2 seeds"
-    assert finding.values[0] == "final error, BN batch 1 rate 0.02: 13.52 ± 1.41 %"
+    assert str(finding.values[0]) == "final error, BN batch 1 rate 0.02: 13.52 ± 1.41 %"
     gone = check.judge(Evidence({**curves, bn(1): [curve(diverged=2), curve(diverged=3)]}))
     assert gone.found == "worse without bound: runs diverged"
-    assert gone.values[0] == "final error, BN batch 1 rate 0.02: 2 of 2 diverged"
+    assert str(gone.values[0]) == "final error, BN batch 1 rate 0.02: 2 of 2 diverged"
     one = check.judge(Evidence({**curves, bn(1): [curve(diverged=2), curve(10.0)]}))
     assert one.found == "too few runs to tell, 2 seeds: some diverged"
     assert one.verdict == "undecided"
-    assert one.values[0] == "final error, BN batch 1 rate 0.02: 1 of 2 diverged"
+    assert str(one.values[0]) == "final error, BN batch 1 rate 0.02: 1 of 2 diverged"
 
 
 def test_names_tell_arms_apart() -> None:

@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from deepcontrol.cli import main
+from deepcontrol.data import Batches, open_source, prepare
 from deepcontrol.nn import saved_bytes
 from deepcontrol.train.build import build_model
 from deepcontrol.train.plan import plan
+from deepcontrol.train.samples import sample_sheet
 from tests.train.runs import command, metrics, tiny
 
 
@@ -73,6 +76,17 @@ def test_a_flag_that_cannot_be_is_named(run: Path, capsys: pytest.CaptureFixture
             main(["train", "--out", str(run), flag, value])
         assert message in capsys.readouterr().err
     assert not run.exists()
+
+
+def test_samples_are_from_all_over_the_split(tmp_path: Path) -> None:
+    cache = prepare(open_source("streets", "val", None, 9), (32, 64), tmp_path)
+    for batch_size in (1, 2, 16):
+        batches = Batches(cache, batch_size)
+        sheet = sample_sheet(nn.Conv2d(3, len(cache.classes), 1), batches, None)
+        images = [sheet[32 * i : 32 * i + 32, :64] for i in range(4)]
+        assert sheet.shape == (4 * 32, 4 * 64, 3)
+        for image, index in zip(images, (0, 2, 4, 6), strict=True):
+            assert np.array_equal(image, cache.images[index])
 
 
 def test_samples_show_image_truth_prediction_and_error(whole: Path) -> None:

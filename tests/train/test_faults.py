@@ -4,6 +4,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -20,7 +21,7 @@ from deepcontrol import AGCConv2d
 from deepcontrol.cli import main
 from deepcontrol.data.streets.source import Streets
 from deepcontrol.models import SegNet
-from deepcontrol.train import TrainingStep, records, saving
+from deepcontrol.train import TrainingStep, epoch, records, saving
 from deepcontrol.train.checkpoint import load
 from deepcontrol.train.events import Events
 from deepcontrol.train.faults import find_culprit
@@ -261,6 +262,20 @@ def test_a_full_disk_under_the_metrics(
             records.append(run / records.METRICS, {"epoch": 2})
     train_here(run)  # what was written of that line is gone again
     assert differences(run, whole) == []
+
+
+def test_a_full_disk_under_the_pictures(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who writes them does not know where, and the system does not say how much is left."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(epoch, "save_png", full)
+    assert main(command(run)) == 1
+    said = capsys.readouterr().err
+    assert re.search(rf"{run} could not be written: the disk is full, [\d,]+ bytes are free", said)
 
 
 def test_a_full_disk_under_tensorboard_ends_tensorboard_alone(

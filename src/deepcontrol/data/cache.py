@@ -6,6 +6,7 @@ starts at the same time. Its name holds the source's fingerprint: another source
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -132,6 +133,8 @@ def _take_room(folder: Path, source: Source) -> None:
             try:
                 os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
             except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    return  # not every file system can: then it may end as it may
                 needed = sum(each.stat().st_size for each in folder.iterdir())
                 free = shutil.disk_usage(folder).free
                 raise OSError(

@@ -7,7 +7,7 @@ run is looked for by its plain name alone.
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .runs import Run, read_run
 
@@ -20,8 +20,17 @@ class Check:
 
     quantity: str
     region: str
+    rule: str  # the two in short
     found: str
     verdict: str
+
+
+class Value(NamedTuple):
+    """Something that was measured."""
+
+    measure: str
+    who: str
+    figure: str
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Claim:
     id: str
     says: str
     paper: str
-    ours: list[str]
+    ours: list[Value]
     verdict: str
     checks: list[Check]
 
@@ -148,9 +157,10 @@ def _study(folder: Path, content: dict[str, Any]) -> Study:
 
 def _claim(row: dict[str, Any]) -> Claim:
     checks = [
-        Check(**_texts(check, "quantity", "region", "found", "verdict")) for check in row["checks"]
+        Check(**_texts(check, "quantity", "region", "rule", "found", "verdict"))
+        for check in row["checks"]
     ]
-    ours = [str(value) for value in row["ours"]]
+    ours = [Value(str(measure), str(who), str(figure)) for measure, who, figure in row["ours"]]
     return Claim(**_texts(row, "id", "says", "paper", "verdict"), ours=ours, checks=checks)
 
 

@@ -13,7 +13,7 @@ from .layers import track
 from .page import environment
 from .panels import draw_figure_1, draw_one
 from .pictures import picture_uri
-from .study import Cell, Check, Study, read_study
+from .study import Cell, Study, Value, read_study
 from .summary import shown, summarise
 
 HOLDS = {"reproduced": "holds", "not reproduced": "fails", "undecided": "undecided"}
@@ -130,17 +130,11 @@ def about(study: Study) -> dict[str, list[str]]:
     }
 
 
-def by_measure(values: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Values, as "measure, who: figure", with those of one measure together.
-
-    >>> by_measure(["error, AGC: 8 %", "loss, AGC: 0.3", "error, BN: 9 %"])
-    {'error': [('AGC', '8 %'), ('BN', '9 %')], 'loss': [('AGC', '0.3')]}
-    """
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+def by_measure(values: Sequence[Value]) -> dict[str, list[Value]]:
+    """Those of one measure together."""
+    found: dict[str, list[Value]] = defaultdict(list)
     for value in values:
-        what, _, figure = value.rpartition(": ")
-        measure, comma, who = what.partition(", ")
-        found[measure if comma else ""].append((who if comma else what, figure))
+        found[value.measure].append(value)
     return dict(found)
 
 
@@ -149,27 +143,15 @@ def markdown(study: Study) -> str:
     lines = ["| claim | the paper | here | rule | verdict |", "|---|---|---|---|---|"]
     for claim in study.claims:
         ours = "<br>".join(
-            (measure and f"{measure}: ") + ", ".join(f"{who} {figure}" for who, figure in of)
+            f"{measure}: " + ", ".join(f"{value.who} {value.figure}" for value in of)
             for measure, of in by_measure(claim.ours).items()
         )
-        rule = "<br>".join(dict.fromkeys(rule_in_short(check) for check in claim.checks))
+        rule = "<br>".join(dict.fromkeys(check.rule for check in claim.checks))
         cells = [f"**{claim.id}** {claim.says}", claim.paper]
         cells += [ours or claim.checks[0].found, rule, claim.verdict]
         lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
     below = [f"{finished_words(study)}: {protocol_words(study)}.", study.note]
     return "\n\n".join(["\n".join(lines), *filter(None, below)])
-
-
-def rule_in_short(check: Check) -> str:
-    """What must be, without of which runs: the figures beside it have those.
-
-    >>> rule_in_short(Check("error: AGC less BN", "within 1 of 0", "", ""))
-    'error: differences within 1 of 0'
-    """
-    measure, _, of = check.quantity.partition(": ")
-    if " less " in of:
-        return f"{measure}: differences {check.region}"
-    return f"{measure}: {of} {check.region}" if " over " in of else f"{measure}: {check.region}"
 
 
 def finished_words(study: Study) -> str:

@@ -28,7 +28,7 @@ from .measures import (
     SPIKES,
     Measure,
 )
-from .rules import BenchRatio, Check, Evidence, Finding, Verdict, together
+from .rules import BenchRatio, Check, Evidence, Finding, Value, Verdict, together
 
 SAME = 1.0  # points of error
 LEAST = SAME / 2  # by how much something is faster that is called so
@@ -64,7 +64,7 @@ class Judged:
     verdict: Verdict
 
     @property
-    def ours(self) -> tuple[str, ...]:
+    def ours(self) -> tuple[Value, ...]:
         """All values that the checks were computed from, each once."""
         return tuple(dict.fromkeys(value for finding in self.findings for value in finding.values))
 

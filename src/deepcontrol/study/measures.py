@@ -40,13 +40,13 @@ class Measure:
     digits: int = 2  # behind the point
 
 
-def mean_of(values: Sequence[float]) -> float:
+def average(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
 
 
 def last_tenth(values: tuple[float, ...]) -> float:
     """The mean of the last tenth: one epoch at a fixed rate says little."""
-    return mean_of(values[-math.ceil(len(values) / 10) :])
+    return average(values[-math.ceil(len(values) / 10) :])
 
 
 def final_error(curve: Curve) -> float:
@@ -55,14 +55,14 @@ def final_error(curve: Curve) -> float:
 
 def course_error(curve: Curve) -> float:
     """How fast it learns: the mean over all epochs, which is the area below the curve."""
-    return math.inf if curve.diverged is not None else mean_of(curve.errors)
+    return math.inf if curve.diverged is not None else average(curve.errors)
 
 
 def early_error(curve: Curve) -> float:
     """The mean over the first third."""
     if curve.diverged is not None:
         return math.inf
-    return mean_of(curve.errors[: math.ceil(len(curve.errors) / 3)])
+    return average(curve.errors[: math.ceil(len(curve.errors) / 3)])
 
 
 def final_loss(curve: Curve) -> float:
@@ -93,7 +93,7 @@ def lambda_by_depth(low: float, high: float) -> Callable[[Curve], float]:
         n = len(curve.lambdas)
         depth = [1 - abs(2 * (i + 0.5) / n - 1) for i in range(n)]
         found = [f.mean for f, d in zip(curve.lambdas, depth, strict=True) if low <= d < high]
-        return mean_of(found)
+        return average(found)
 
     return mean
 

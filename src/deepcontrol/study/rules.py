@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .arms import Arm
 from .intervals import Interval, difference, mean_of
@@ -27,14 +27,26 @@ class Evidence:
     bench: Sequence[Row] = ()
 
 
+class Value(NamedTuple):
+    """Something that was measured, in words: final error, AGC batch 1, 8.1 %."""
+
+    measure: str
+    who: str
+    figure: str
+
+    def __str__(self) -> str:
+        return f"{self.measure}, {self.who}: {self.figure}"
+
+
 @dataclass(frozen=True)
 class Finding:
     """What came of a check: the quantity, its region in words, what was found, and the verdict."""
 
     quantity: str
     region: str
+    rule: str  # the two in short, without whose they are
     found: str
-    values: tuple[str, ...]  # what the quantity was computed from
+    values: tuple[Value, ...]  # what the quantity was computed from
     verdict: Verdict
 
 
@@ -61,21 +73,22 @@ class Check:
         runs = {arm: evidence.curves.get(arm, ()) for arm in self.arms}
         numbers = {arm: [self.measure.of(curve) for curve in runs[arm]] for arm in self.arms}
         region = in_words(self.low, self.high, self._unit)
+        kind, words = self.measure, self.measure.words
+        rule = f"{words}: {region}" if self.against is None else f"{words}: differences {region}"
         values = tuple(
-            f"{self.measure.words}, {arm}: "
-            f"{spread(numbers[arm], self.measure.unit, self.measure.digits)}"
+            Value(words, str(arm), spread(numbers[arm], kind.unit, kind.digits))
             for arm in self.arms
         )
         missing = [str(arm) for arm in self.arms if not numbers[arm]]
         if missing:
             found = f"no finished run of {' and '.join(missing)}"
-            return Finding(self.quantity, region, found, values, "undecided")
+            return Finding(self.quantity, region, rule, found, values, "undecided")
         if self.against is None:
             interval = mean_of(numbers[self.arm])
         else:
             interval = difference(numbers[self.arm], numbers[self.against])
-        found = self._found(interval, numbers)
-        return Finding(self.quantity, region, found, values, decide(interval, self.low, self.high))
+        found, verdict = self._found(interval, numbers), decide(interval, self.low, self.high)
+        return Finding(self.quantity, region, rule, found, values, verdict)
 
     def at_rates_times(self, factor: float) -> "Check":
         against = None if self.against is None else self.against.at_rate_times(factor)
@@ -127,17 +140,18 @@ class BenchRatio:
     def judge(self, evidence: Evidence) -> Finding:
         over, under = (self._best(evidence.bench, who) for who in (self.over, self.under))
         region = in_words(self.low, math.inf, "")
+        rule = f"{self.quantity} {region}"
         if over is None or under is None:
             found = "the benchmark's file has no such rows: deepcontrol bench"
-            return Finding(self.quantity, region, found, (), "undecided")
+            return Finding(self.quantity, region, rule, found, (), "undecided")
+        unit = self.unit and f" {self.unit}"
         values = tuple(
-            f"{self.words}, {who.upper()} ({row['engine']}): "
-            f"{row[self._middle]}{self.unit and f' {self.unit}'}"
+            Value(self.words, f"{who.upper()} ({row['engine']})", f"{row[self._middle]}{unit}")
             for who, row in ((self.over, over), (self.under, under))
         )
         interval = Interval(*(self._ratio(over, under, ends) for ends in self._ends))
         verdict = decide(interval, self.low, math.inf)
-        return Finding(self.quantity, region, f"{interval.middle:.2f}", values, verdict)
+        return Finding(self.quantity, region, rule, f"{interval.middle:.2f}", values, verdict)
 
     def at_rates_times(self, factor: float) -> "BenchRatio":
         del factor  # a step takes as long at any rate

@@ -78,7 +78,7 @@ def table_of_verdicts(judged: list[Judged]) -> Table:
         table.add_row(
             f"[bold]{each.claim.id}[/] {escape(each.claim.says)}",
             escape(each.claim.paper),
-            escape("\n".join(each.ours) or each.findings[0].found),
+            escape("\n".join(map(str, each.ours)) or each.findings[0].found),
             f"[{style}]{each.verdict}[/]",
         )
     return table

@@ -2,6 +2,7 @@
 
 import os
 import resource
+from pathlib import Path
 
 import torch
 
@@ -25,11 +26,18 @@ def choose_autocast(precision: str, device: torch.device) -> torch.dtype | None:
 
 def machine(device: torch.device, autocast: torch.dtype | None) -> str:
     """What a run is made on and in which numbers, for those who read its folder."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{torch.get_num_threads()} threads of a CPU"
-    return f"{name}, {str(autocast or torch.float32).removeprefix('torch.')}"
+    numbers = str(autocast or torch.float32).removeprefix("torch.")
+    return f"{hardware(device.type)}, {numbers}"
+
+
+def hardware(device: str) -> str:
+    """The GPU's name, or the CPU's with its number of threads."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'CPU'}, {torch.get_num_threads()} threads"
 
 
 def set_up(config: Train) -> None:

@@ -98,8 +98,7 @@ def train_rest_of_epoch(run: Run) -> None:
             words = step_words(value.loss, rate, memory, run.work_left(rate))
             run.show.advance(position.step, words)
             run.saver.check()
-            run.stop_if_asked()
-        elif run.group.world == 1:  # several processes have to look at the same step
+        if run.looks or run.group.world == 1:  # several processes have to ask at the same step
             run.stop_if_asked()
         if config.save_steps and position.step < steps and run.steps_done % config.save_steps == 0:
             save(run)

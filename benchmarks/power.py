@@ -1,0 +1,68 @@
+"""How often a study of a few seeds would say "reproduced", if the paper were right to the point.
+
+Figure 1b asks whether AGC ends alike, and comes there alike, at batches 1, 4 and 8. Here the three
+have the same true errors, and seeds differ by chance alone: by so many points at the end, and so
+many over all epochs. The claim's own rule judges made-up studies.
+
+    python benchmarks/power.py [--seeds 3 5] [--studies 2000]
+"""
+
+import argparse
+import random
+from pathlib import Path
+
+from deepcontrol.bench.record import write
+from deepcontrol.study.claims import CLAIMS, Claim, judge
+from deepcontrol.study.measures import Curve
+from deepcontrol.study.rules import Evidence
+
+DEVIATIONS = [(0.1, 0.2), (0.2, 0.35), (0.3, 0.5)]  # points: at the end, over all epochs
+ERROR, COURSE_ERROR, EPOCHS = 8.0, 14.0, 150
+
+
+def curve(rng: random.Random, end: float, course: float) -> Curve:
+    """Two levels, the last tenth and what comes before, that deviate as they should."""
+    late = EPOCHS // 10
+    final = rng.gauss(ERROR, end)
+    before = (EPOCHS * rng.gauss(COURSE_ERROR, course) - late * final) / (EPOCHS - late)
+    return Curve((before,) * (EPOCHS - late) + (final,) * late, ())
+
+
+def share_reproduced(claim: Claim, seeds: int, end: float, course: float, studies: int) -> float:
+    rng = random.Random(0)
+    reproduced = 0
+    for _ in range(studies):
+        runs = {arm: [curve(rng, end, course) for _ in range(seeds)] for arm in claim.arms}
+        reproduced += judge(claim, Evidence(runs)).verdict == "reproduced"
+    return reproduced / studies
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5])
+    parser.add_argument("--studies", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/power.csv"))
+    args = parser.parse_args()
+    (claim,) = (claim for claim in CLAIMS if claim.id == "fig1b")
+    rows = []
+    for seeds in args.seeds:
+        for end, course in DEVIATIONS:
+            share = share_reproduced(claim, seeds, end, course, args.studies)
+            print(f"{seeds} seeds that differ by {end} and {course} points: {share:.1%}")
+            rows.append(
+                {
+                    "claim": claim.id,
+                    "seeds": seeds,
+                    "deviation_final": end,
+                    "deviation_course": course,
+                    "reproduced": f"{share:.4f}",
+                    "studies": args.studies,
+                }
+            )
+    write(args.out, rows, "cpu")
+
+
+if __name__ == "__main__":
+    main()
