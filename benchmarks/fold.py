@@ -21,8 +21,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from deepcontrol import calibrate, fold
 from deepcontrol.bench.record import write
+from deepcontrol.hardware import hardware
 from deepcontrol.models import SegNet
-from deepcontrol.train.devices import hardware
 
 PEER = "BatchNorm, folded"
 

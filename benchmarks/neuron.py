@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
 from deepcontrol.bench.record import write
+from deepcontrol.hardware import hardware
 from deepcontrol.nn import saved_bytes
-from deepcontrol.train.devices import hardware
 
 CHANNELS, HEIGHT, WIDTH = 64, 256, 512
 

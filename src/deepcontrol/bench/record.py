@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ..train.devices import hardware
+from ..hardware import hardware
 
 Row = dict[str, str]
 

@@ -2,10 +2,10 @@
 
 import os
 import resource
-from pathlib import Path
 
 import torch
 
+from ..hardware import hardware
 from .config import Train
 
 
@@ -28,16 +28,6 @@ def machine(device: torch.device, autocast: torch.dtype | None) -> str:
     """What a run is made on and in which numbers, for those who read its folder."""
     numbers = str(autocast or torch.float32).removeprefix("torch.")
     return f"{hardware(device.type)}, {numbers}"
-
-
-def hardware(device: str) -> str:
-    """The GPU's name, or the CPU's with its number of threads."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'CPU'}, {torch.get_num_threads()} threads"
 
 
 def set_up(config: Train) -> None:
