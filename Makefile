@@ -5,7 +5,7 @@ READY := .venv/.ready
 ZOO := .venv-zoo/bin
 ZOO_READY := .venv-zoo/.ready
 
-.PHONY: help setup demo test check format test-gpu test-ray test-zoo zoo bench docs lock lock-zoo
+.PHONY: help setup demo test check format test-gpu test-ray test-zoo zoo bench docs readme lock lock-zoo
 
 help:
 	@echo "make demo      the paper's main claims in small, on the CPU: verdicts and a page (under 5 minutes on 2 cores)"
@@ -17,6 +17,7 @@ help:
 	@echo "make zoo       the table over their models: converted, trained a step, folded (about 5 minutes on 2 cores)"
 	@echo "make bench     time and memory beside BatchNorm's, to a table, a CSV and a chart (on a CPU about 2 minutes)"
 	@echo "make docs      the documentation, to site/index.html; links are checked"
+	@echo "make readme    the verdicts of results/camvid, into README.md"
 	@echo "make setup     the environment alone: .venv, pinned packages, editable install"
 
 setup: $(READY)
@@ -73,6 +74,10 @@ zoo: $(ZOO_READY)
 
 bench: $(READY)
 	$(BIN)/python -m deepcontrol bench
+
+# Figure 1 and the verdicts of the committed study.
+readme: $(READY)
+	$(BIN)/python results/readme.py
 
 # An environment of its own: who uses the library needs none of this. The variable silences an advertisement.
 docs: .venv-docs/.ready

@@ -1,9 +1,12 @@
 """The README's Python runs as it stands, and its tree names files that exist."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
+
+from deepcontrol.report.study import read_study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -26,3 +29,9 @@ def test_tree_is_true() -> None:
     named = re.findall(r"[\w/]+\.py", tree)
     there = {p.name for p in package.rglob("*.py")}
     assert set(named) <= there, set(named) - there
+
+
+def test_verdicts_are_those_of_the_committed_study() -> None:
+    script = runpy.run_path(str(ROOT / "results" / "readme.py"))
+    study = read_study(ROOT / "results" / "camvid")
+    assert script["with_study"](README, study) == README, "make readme"

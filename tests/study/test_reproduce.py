@@ -177,10 +177,13 @@ def test_every_preset_is_a_plan(tmp_path: Path) -> None:
 def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> None:
     jobs = plan(CLAIMS, PRESETS["camvid"], tmp_path, None)
     drawn = {arm for panel in PANELS for arm in panel.lines}
-    order = [(job.arm not in drawn, job.seed) for job in jobs]
+    order = [(job.seed >= 3, job.arm not in drawn, job.seed) for job in jobs]
     assert order == sorted(order)
+    further = [job for job in jobs if job.seed >= 3]
+    assert {job.arm for job in further} == {*PANELS[0].lines, *PANELS[1].lines}
+    assert {job.seed for job in further} == {3, 4}
     assert {job.arm for job in jobs[:6]} == {*PANELS[0].lines, *PANELS[1].lines}
-    assert (len(drawn), len({job.arm for job in jobs})) == (12, 24)
+    assert (len(drawn), len({job.arm for job in jobs})) == (12, 25)
 
 
 def test_only_and_what_it_refuses(tmp_path: Path) -> None:

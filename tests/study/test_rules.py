@@ -50,6 +50,7 @@ TRUE: dict[str, Runs] = {
     "identity": {agc(4): {"early": 5}},
     "rate-batch": {agc(1, 0.16): {"error": 30}, agc(8, 0.02): {"error": 14}},
     "class-weights": {LIGHT: {"error": 13}},
+    "identity-rates": {agc(8, 0.32): {"error": 12}},
     "unit-start": {agc(4): {"early": 5}},
     "unit-start-rates": {agc(8, 0.32): {"error": 12}},
 }
@@ -77,6 +78,7 @@ FALSE: dict[str, Runs] = {
     "identity": {},
     "rate-batch": {agc(1, 0.16): {"error": 6}, agc(8, 0.02): {"error": 14}},
     "class-weights": {HEAVY: {"error": 15}},
+    "identity-rates": {agc(8, 0.64, init="identity"): {"diverged": 2}},
     "unit-start": {},
     "unit-start-rates": {agc(8, 0.64, init="unit"): {"diverged": 2}},
 }

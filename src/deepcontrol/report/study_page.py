@@ -139,19 +139,24 @@ def by_measure(values: Sequence[Value]) -> dict[str, list[Value]]:
 
 
 def markdown(study: Study) -> str:
-    """The table of verdicts, for a README."""
-    lines = ["| claim | the paper | here | rule | verdict |", "|---|---|---|---|---|"]
+    """The table of verdicts, and what it is of."""
+    below = [f"{finished_words(study)}: {protocol_words(study)}.", study.note]
+    return "\n\n".join([table_of_verdicts(study), *filter(None, below)])
+
+
+def table_of_verdicts(study: Study, rules: bool = True) -> str:
+    """In Markdown; without its rules it fits into a README."""
+    names = ["claim", "the paper", "here", *["rule"] * rules, "verdict"]
+    rows = [names, ["---"] * len(names)]
     for claim in study.claims:
         ours = "<br>".join(
             f"{measure}: " + ", ".join(f"{value.who} {value.figure}" for value in of)
             for measure, of in by_measure(claim.ours).items()
         )
         rule = "<br>".join(dict.fromkeys(check.rule for check in claim.checks))
-        cells = [f"**{claim.id}** {claim.says}", claim.paper]
-        cells += [ours or claim.checks[0].found, rule, claim.verdict]
-        lines.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
-    below = [f"{finished_words(study)}: {protocol_words(study)}.", study.note]
-    return "\n\n".join(["\n".join(lines), *filter(None, below)])
+        row = [f"**{claim.id}** {claim.says}", claim.paper, ours or claim.checks[0].found]
+        rows.append([cell.replace("|", "/") for cell in [*row, *[rule] * rules, claim.verdict]])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def finished_words(study: Study) -> str:

@@ -38,17 +38,15 @@ class Job:
 
 def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path | None) -> list[Job]:
     """Each run once. First what figure 1 draws: with the first seed, then with the next; a verdict
-    takes several. Then all others, likewise."""
+    takes several. Then all others, likewise. At last the further seeds of what is close."""
     figure = {arm.at_rate_times(preset.rates_times) for panel in PANELS for arm in panel.lines}
-    arms = dict.fromkeys(arm for claim in claims for arm in claim.arms)
+    close = {arm for claim in claims if claim.id in preset.close for arm in claim.arms}
     jobs = []
-    for is_drawn in (True, False):
-        for seed in range(preset.seeds):
-            for arm in arms:
-                if (arm in figure) == is_drawn:
-                    folder = out / RUNS / f"{arm.name}-s{seed}"
-                    jobs.append(Job(arm, seed, preset.config(arm, seed, folder, data_root)))
-    return jobs
+    for arm in dict.fromkeys(arm for claim in claims for arm in claim.arms):
+        for seed in range(preset.seeds_if_close if arm in close else preset.seeds):
+            folder = out / RUNS / f"{arm.name}-s{seed}"
+            jobs.append(Job(arm, seed, preset.config(arm, seed, folder, data_root)))
+    return sorted(jobs, key=lambda job: (job.seed >= preset.seeds, job.arm not in figure, job.seed))
 
 
 def command(config: Train) -> list[str]:

@@ -46,7 +46,7 @@ def described(protocol: Preset) -> dict[str, Any]:
     """What must not change within a study. Seeds and claims may be added, and no number depends on
     how often a run is saved."""
     values = asdict(protocol)
-    for name in ("seeds", "claims", "save_epochs", "note"):
+    for name in ("seeds", "close", "seeds_if_close", "claims", "save_epochs", "note"):
         del values[name]
     return json.loads(json.dumps(values))
 
@@ -66,7 +66,7 @@ def write(
         "format": FORMAT,
         "protocol": described(protocol),
         "preset_epochs": PRESETS[protocol.name].epochs,
-        "seeds": protocol.seeds,
+        "seeds": 1 + max((job.seed for job in jobs), default=0),
         "note": protocol.note,
         "command": words,
         "claims": [claim_as_data(each, jobs) for each in judged],

@@ -14,7 +14,8 @@ class Reproduce:
     """Put the paper's claims to the test: train what they need, judge each, write a page.
 
     Each claim has a rule, and ends as reproduced, not reproduced or undecided. Claims share their
-    runs; those of figure 1 come first, one seed of each before the next seed, then all others.
+    runs; those of figure 1 come first, one seed of each before the next seed, then all others, and
+    at last more seeds where the differences are small.
 
     The same --out again goes on where it was stopped: finished runs are not repeated, runs that
     were cut short continue, failed ones are tried again. A run that fails does so alone, and is
@@ -96,9 +97,9 @@ class Reproduce:
     def protocol(self) -> Preset:
         """The preset, with what was asked in place of its own."""
         preset = PRESETS[self.preset]
-        return replace(
-            preset, seeds=self.seeds or preset.seeds, epochs=self.epochs or preset.epochs
-        )
+        if self.seeds is not None:
+            preset = replace(preset, seeds=self.seeds, close=())
+        return replace(preset, epochs=self.epochs or preset.epochs)
 
     def with_claims(self, ids: Collection[str]) -> "Reproduce":
         """The same about these claims of the preset besides."""

@@ -1,0 +1,207 @@
+"""Why does AGC diverge at the highest rate of the paper's figure 1h, and what keeps it stable?
+
+    python benchmarks/highest_rate.py --data-root CAMVID --out out/highest-rate.csv
+
+SegNet at batch 8 and rate 0.64, changed in one thing at a time: how it starts, which parameters
+learn more slowly, how the rate begins, the length of the gradient. Each row of the CSV is one
+training; those that are there already are not repeated. On a CPU it is a small network on small
+images, and takes an hour.
+"""
+
+import argparse
+import csv
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from deepcontrol import he_init_, identity_init_
+from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
+from deepcontrol.data.batches import normalised
+from deepcontrol.losses import class_weights, pixel_cross_entropy
+from deepcontrol.metrics import ConfusionMatrix
+from deepcontrol.models import SegNet
+from deepcontrol.nn.unit_init import scale_to_unit_
+from deepcontrol.optim import sgd
+from deepcontrol.sizes import parse_size
+from deepcontrol.train import TrainingStep
+
+BATCH = 8
+SLOWER = 1 / 8
+WARM_UP = 5  # epochs
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What is not as in the paper's training."""
+
+    start: str = "he"
+    norm: str = "agc"
+    slower: Callable[[str, nn.Parameter], bool] = lambda name, parameter: False
+    warm_up: bool = False
+    longest: float = math.inf  # the gradient, over all parameters
+    momentum: float = 0.9
+
+
+TREATMENTS = {
+    "as the paper": Treatment(),
+    "identity start": Treatment("identity"),
+    "unit start": Treatment("unit"),
+    "first layer slower": Treatment(slower=lambda name, _: name.startswith("encoder.0.conv")),
+    "classifier slower": Treatment(slower=lambda name, _: name.startswith("classify")),
+    "filters slower": Treatment(slower=lambda _, parameter: parameter.dim() == 4),
+    "gamma, lambda, beta slower": Treatment(slower=lambda _, parameter: parameter.dim() == 1),
+    "no momentum, rate x 10": Treatment(momentum=0.0),
+    "warm-up": Treatment(warm_up=True),
+    "gradient of at most 1": Treatment(longest=1.0),
+    "gradient of at most 0.3": Treatment(longest=0.3),
+    "unit start, gradient of at most 1": Treatment("unit", longest=1.0),
+    "BatchNorm": Treatment(norm="bn"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("out/highest-rate.csv"))
+    parser.add_argument("--treatments", nargs="+", default=[*TREATMENTS], choices=[*TREATMENTS])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--rate", type=float, default=0.64)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--size", type=parse_size, default=(64, 128))
+    parser.add_argument("--width", type=float, default=0.25)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
+    flags = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = False
+    train, val = (
+        prepare(open_source("camvid", split, flags.data_root), flags.size, Path("out/cache"))
+        for split in ("train", "val")
+    )
+    for seed in flags.seeds:
+        for name in flags.treatments:
+            key = {
+                "treatment": name,
+                "seed": seed,
+                "rate": flags.rate,
+                "epochs": flags.epochs,
+                "size": "x".join(map(str, flags.size)),
+                "width": flags.width,
+                "device": flags.device,
+                "precision": flags.precision,
+            }
+            if not is_there(flags.out, key):
+                torch.manual_seed(seed)
+                row = key | training(TREATMENTS[name], seed, train, val, flags)
+                append(flags.out, row)
+                print(*row.values(), sep=", ", flush=True)
+
+
+def training(
+    treatment: Treatment, seed: int, train: Cache, val: Cache, flags: argparse.Namespace
+) -> dict[str, Any]:
+    """Train until the end or until the loss is not finite, and say what came of it."""
+    weights = class_weights(torch.from_numpy(train.histogram)).to(flags.device)
+    model = started(treatment, seed, train, len(weights), flags)
+    rate = flags.rate * (1 if treatment.momentum else 10)
+    slower = [p for name, p in model.named_parameters() if treatment.slower(name, p)]
+    others = [p for name, p in model.named_parameters() if not treatment.slower(name, p)]
+    groups = [{"params": slower, "lr": SLOWER * rate}, {"params": others, "lr": rate}]
+    optimiser = sgd([g for g in groups if g["params"]], rate, treatment.momentum)
+    full = [group["lr"] for group in optimiser.param_groups]
+    norm = torch.zeros((), device=flags.device)  # a graph writes each step's into this place
+
+    def look(loss: Tensor) -> Tensor:
+        norm.copy_(clip_grad_norm_(model.parameters(), treatment.longest))
+        return loss
+
+    step = TrainingStep(
+        model,
+        lambda logits, labels: pixel_cross_entropy(logits, labels, weights),
+        optimiser,
+        autocast=torch.bfloat16 if flags.precision == "bf16" else None,
+        before_update=look,
+    )
+    batches = Batches(
+        train,
+        BATCH,
+        size=flags.size,
+        augment=Augment(),
+        seed=seed,
+        device=torch.device(flags.device),
+    )
+    losses: list[float] = []
+    lengths: list[float] = []
+    for epoch in range(1, flags.epochs + 1):
+        share = min(1.0, epoch / WARM_UP) if treatment.warm_up else 1.0
+        for group, lr in zip(optimiser.param_groups, full, strict=True):
+            group["lr"] = share * lr
+        norms: list[Tensor] = []
+        of_epoch: list[Tensor] = []
+        model.train()
+        for batch in batches.epoch(epoch):
+            of_epoch.append(step(batch.images, batch.labels))
+            norms.append(norm.clone())
+        losses += torch.stack(of_epoch).tolist()
+        lengths += torch.stack(norms).tolist()
+        if not all(map(math.isfinite, losses)):
+            break
+    bad = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    lengths = [length for length in lengths[:bad] if math.isfinite(length)]
+    return {
+        "diverged_at_step": "" if bad is None else bad,
+        "last_loss": "" if bad is not None else f"{statistics.fmean(losses[-len(batches) :]):.4f}",
+        "val_error": "" if bad is not None else f"{error_of(model, val, flags.device):.4f}",
+        "median_gradient": f"{statistics.median(lengths):.4f}",
+        "largest_gradient": f"{max(lengths):.4g}",
+    }
+
+
+def started(
+    treatment: Treatment, seed: int, train: Cache, classes: int, flags: argparse.Namespace
+) -> SegNet:
+    model = SegNet(classes, flags.width, treatment.norm)  # type: ignore[arg-type]
+    start = identity_init_ if treatment.start == "identity" else he_init_
+    start(model, torch.Generator().manual_seed(seed))
+    if treatment.start == "unit":
+        images = normalised(torch.from_numpy(train.images[:4]))
+        scale_to_unit_(model, images, [model.classify])
+    model.to(flags.device)
+    return model.to(memory_format=torch.channels_last) if flags.device == "cuda" else model  # type: ignore[call-overload]
+
+
+@torch.no_grad()
+def error_of(model: nn.Module, val: Cache, device: str) -> float:
+    """The share of wrong pixels of the validation images."""
+    model.eval()
+    matrix = ConfusionMatrix(len(val.histogram), device=device)
+    for batch in Batches(val, BATCH, device=torch.device(device)).epoch():
+        matrix.update(model(batch.images).argmax(1), batch.labels)
+    return matrix.pixel_error
+
+
+def is_there(path: Path, key: dict[str, Any]) -> bool:
+    if not path.exists():
+        return False
+    with path.open(newline="") as file:
+        return any(all(row[k] == str(v) for k, v in key.items()) for row in csv.DictReader(file))
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, row, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+if __name__ == "__main__":
+    main()
