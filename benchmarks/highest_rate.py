@@ -1,11 +1,11 @@
 """Why does AGC diverge at the highest rate of the paper's figure 1h, and what keeps it stable?
 
-    python benchmarks/highest_rate.py --data-root CAMVID --out out/highest-rate.csv
+    python benchmarks/highest_rate.py --data-root CAMVID --out benchmarks/results/highest-rate.csv
 
 SegNet at batch 8 and rate 0.64, changed in one thing at a time: how it starts, which parameters
 learn more slowly, how the rate begins, the length of the gradient. Each row of the CSV is one
-training; those that are there already are not repeated. On a CPU it is a small network on small
-images, and takes an hour.
+training; those that are there already are not repeated. Minutes on an H200. A small network on
+small images (--width 0.25 --size 64x128 --device cpu --precision fp32) diverges only now and then.
 """
 
 import argparse
@@ -74,10 +74,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--rate", type=float, default=0.64)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--size", type=parse_size, default=(64, 128))
-    parser.add_argument("--width", type=float, default=0.25)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--size", type=parse_size, default=(256, 512))
+    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"])
     flags = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False
     train, val = (
