@@ -16,7 +16,12 @@ from deepcontrol.study.claims import CLAIMS, Claim, judge
 from deepcontrol.study.measures import Curve
 from deepcontrol.study.rules import Evidence
 
-DEVIATIONS = [(0.1, 0.2), (0.2, 0.35), (0.3, 0.5)]  # points: at the end, over all epochs
+DEVIATIONS = [
+    (0.1, 0.2),
+    (0.2, 0.35),
+    (0.3, 0.5),
+    (0.3, 0.2),
+]  # points: at the end, over all epochs
 ERROR, COURSE_ERROR, EPOCHS = 8.0, 14.0, 150
 
 

@@ -18,7 +18,7 @@ def curve(
     """Falls to an error; `early` is added to the first third; lambda is (deepest, middle, last)."""
     errors = [error + 20 / (1 + epoch) + early * (epoch < EPOCHS / 3) for epoch in range(EPOCHS)]
     for number in range(spikes):
-        errors[16 + 6 * number] += 5
+        errors[16 + 5 * number] += 5
     deepest, middle, last = lambdas
     layers = [1.0] * 2 + [middle] * 5 + [deepest] * 5 + [middle] * 6 + [last]
     filters = [Filters(mean, mean, mean) for mean in layers]

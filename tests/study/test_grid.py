@@ -22,7 +22,7 @@ def test_the_lowest_of_each_batch_is_the_best() -> None:
         (8, 0.16, True),
         (8, 0.64, False),
     ]
-    assert found[2].error == "10.52 ± 0.71"
+    assert found[2].error == "10.52 ± 0.71 (n=2)"
     assert found[3].error == "1 of 2 diverged"
 
 

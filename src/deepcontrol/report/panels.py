@@ -45,7 +45,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         fit(axes, drawn)
         for i, line in enumerate(panel.lines):
             draw_crosses(axes, line, panel.metric, line_style(i)[0])
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(fontsize=8, framealpha=0.8, edgecolor="none")
     else:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center")
@@ -66,13 +66,14 @@ def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> list[Points]:
 
 
 def draw_crosses(axes: Axes, line: Line, metric: str, colour: str) -> None:
-    """Where runs diverged; at the top edge if that is above it."""
-    top = axes.get_ylim()[1]
+    """Where runs diverged; at the top if that is above it."""
+    bottom, edge = axes.get_ylim()
+    top = edge - 0.04 * (edge - bottom)
     for run in line.runs:
         if run.diverged is not None and (of_one := points(run, metric)):
             last = max(of_one)
             at = (last, min(of_one[last], top))
-            axes.plot(*at, marker="x", markersize=9, color=colour, mew=2, clip_on=False)
+            axes.plot(*at, marker="x", markersize=9, color=colour, mew=2)
 
 
 def how_many(line: Line) -> str:

@@ -16,7 +16,7 @@ from .pictures import picture_uri
 from .study import Cell, Study, Value, read_study
 from .summary import shown, summarise
 
-HOLDS = {"reproduced": "holds", "not reproduced": "fails", "undecided": "undecided"}
+HOLDS = {"reproduced": "holds", "not reproduced": "fails", "undecided": "is undecided"}
 OVER = ("done", "diverged")
 
 

@@ -120,7 +120,8 @@ def finished_curve(job: Job) -> Curve | None:
         pairs = zip(*run.series(name), strict=True)
         columns[name] = tuple(factor * v for e, v in pairs if 0 < e <= job.config.epochs)
     lambdas = []
-    last = run.layers[-1]["layers"] if run.layers else {}
+    # Those of a run that diverged are not where it was going.
+    last = run.layers[-1]["layers"] if run.layers and run.diverged is None else {}
     for layer in last.values():
         if "mean_scale" in layer:
             of_filters = layer["mean_scale"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 SPIKE = 1.0  # points above the epochs around it
 AROUND = 5  # epochs to either side
-DEEPEST = (0.75, 1.1)  # quarter of the depths
+DEEPEST, MIDDLE = (0.75, 1.1), (0.25, 0.75)  # bands of depth
 
 
 class Filters(NamedTuple):
@@ -103,6 +103,11 @@ def rise_of_lambda(curve: Curve) -> float:
     return lambda_by_depth(*DEEPEST)(curve) - last_lambda(curve)
 
 
+def deepest_above_middle(curve: Curve) -> float:
+    """From half depth to the deepest layers."""
+    return lambda_by_depth(*DEEPEST)(curve) - lambda_by_depth(*MIDDLE)(curve)
+
+
 def last_lambda(curve: Curve) -> float:
     return curve.lambdas[-1].mean if curve.lambdas else math.nan
 
@@ -121,7 +126,10 @@ EARLY = Measure("error over the first third", "%", early_error)
 LOSS = Measure("final loss", "", final_loss, 3)
 SPIKES = Measure("spikes of the error", "", spikes, 1)
 LAMBDA_DEEPEST = Measure("lambda in the deepest quarter", "", lambda_by_depth(*DEEPEST), 3)
-LAMBDA_MIDDLE = Measure("lambda at half depth", "", lambda_by_depth(0.25, 0.75), 3)
+LAMBDA_MIDDLE = Measure("lambda at half depth", "", lambda_by_depth(*MIDDLE), 3)
+LAMBDA_DEEPER = Measure(
+    "lambda of the deepest quarter less that at half depth", "", deepest_above_middle, 3
+)
 LAMBDA_LAST = Measure("lambda next to the classifier", "", last_lambda, 3)
 LAMBDA_RISE = Measure("lambda of the deepest quarter less the last layer's", "", rise_of_lambda, 3)
 LAMBDA_LOWEST = Measure("the lowest lambda", "", lowest_lambda, 3)

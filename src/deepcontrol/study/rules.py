@@ -205,21 +205,25 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 def in_words(low: float, high: float, unit: str) -> str:
     """
-    >>> in_words(-1, 1, " points"), in_words(1, math.inf, ""), in_words(0.6, 1, "")
-    ('within 1 points of 0', 'above 1', 'between 0.6 and 1')
+    >>> in_words(-1, 1, " points"), in_words(2, math.inf, " points"), in_words(0.6, 1, "")
+    ('within 1 point of 0', 'above 2 points', 'between 0.6 and 1')
     """
+
+    def many(number: float) -> str:
+        return f"{number:g}{' point' if (number, unit) == (1, ' points') else unit}"
+
     if math.isinf(high):
-        return f"above {low:g}{unit}"
+        return f"above {many(low)}"
     if math.isinf(low):
-        return f"below {high:g}{unit}"
-    return f"within {high:g}{unit} of 0" if low == -high else f"between {low:g} and {high:g}{unit}"
+        return f"below {many(high)}"
+    return f"within {many(high)} of 0" if low == -high else f"between {low:g} and {many(high)}"
 
 
 def spread(numbers: Sequence[float], unit: str = "", digits: int = 2) -> str:
-    """The mean over seeds, and the deviation.
+    """The mean over seeds, the deviation, and how many there are.
 
     >>> spread([9.5, 10.5], "%"), spread([math.inf, 9.5]), spread([])
-    ('10.00 ± 0.71 %', '1 of 2 diverged', 'not run')
+    ('10.00 ± 0.71 % (n=2)', '1 of 2 diverged', 'not run')
     """
     if not numbers:
         return "not run"
@@ -229,4 +233,5 @@ def spread(numbers: Sequence[float], unit: str = "", digits: int = 2) -> str:
     if any(map(math.isnan, numbers)):
         return "nothing, of a run that diverged or has none"
     deviation = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    return f"{fmean(numbers):.{digits}f}{deviation}{unit and f' {unit}'}"
+    mean = f"{fmean(numbers):.{digits}f}{deviation}{unit and f' {unit}'}"
+    return f"{mean} (n={len(numbers)})"
