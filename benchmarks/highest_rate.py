@@ -15,22 +15,20 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from deepcontrol import he_init_, identity_init_
-from deepcontrol.bench.record import about
+from deepcontrol.bench.record import about, read_rows
 from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
-from deepcontrol.data.batches import normalised
-from deepcontrol.losses import class_weights, pixel_cross_entropy
-from deepcontrol.models import SegNet
-from deepcontrol.nn.unit_init import scale_to_unit_
+from deepcontrol.models import Norm
 from deepcontrol.optim import sgd
 from deepcontrol.sizes import parse_size
 from deepcontrol.train import TrainingStep
+from deepcontrol.train.build import build_model, build_objective, fit_to_images_
+from deepcontrol.train.config import Train
 from deepcontrol.train.evaluate import evaluate
 from deepcontrol.train.faults import NotFiniteError
 
@@ -43,8 +41,8 @@ WARM_UP = 5  # epochs
 class Treatment:
     """What is not as in the paper's training."""
 
-    start: str = "he"
-    norm: str = "agc"
+    start: Literal["he", "identity", "unit"] = "he"
+    norm: Norm = "agc"
     slower: Callable[[str, nn.Parameter], bool] = lambda name, parameter: False
     warm_up: bool = False
     longest: float = math.inf  # the gradient, over all parameters
@@ -103,7 +101,6 @@ def main() -> None:
                 "precision": flags.precision,
             }
             if not is_there(flags.out, key):
-                torch.manual_seed(seed)
                 row = key | training(TREATMENTS[name], seed, train, val, flags) | here
                 append(flags.out, row)
                 print(*row.values(), sep=", ", flush=True)
@@ -113,15 +110,28 @@ def training(
     treatment: Treatment, seed: int, train: Cache, val: Cache, flags: argparse.Namespace
 ) -> dict[str, Any]:
     """Train until the end or until the loss is not finite, and say what came of it."""
-    weights = class_weights(torch.from_numpy(train.histogram)).to(flags.device)
-    model = started(treatment, seed, train, len(weights), flags)
+    device = torch.device(flags.device)
+    config = Train(
+        out=Path(),  # never written to
+        norm=treatment.norm,
+        init=treatment.start,
+        width=flags.width,
+        size=flags.size,
+        batch_size=BATCH,
+        seed=seed,
+    )
+    model = build_model(config, len(train.classes))
+    fit_to_images_(model, config, train)
+    model.to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     rate = flags.rate * (1 if treatment.momentum else 10)
     slower = [p for name, p in model.named_parameters() if treatment.slower(name, p)]
     others = [p for name, p in model.named_parameters() if not treatment.slower(name, p)]
     groups = [{"params": slower, "lr": SLOWER * rate}, {"params": others, "lr": rate}]
     optimiser = sgd([g for g in groups if g["params"]], rate, treatment.momentum)
     full = [group["lr"] for group in optimiser.param_groups]
-    norm = torch.zeros((), device=flags.device)  # a graph writes each step's into this place
+    norm = torch.zeros((), device=device)  # a graph writes each step's into this place
 
     def look(loss: Tensor) -> Tensor:
         norm.copy_(clip_grad_norm_(model.parameters(), treatment.longest))
@@ -129,7 +139,7 @@ def training(
 
     step = TrainingStep(
         model,
-        lambda logits, labels: pixel_cross_entropy(logits, labels, weights),
+        build_objective(config, train, device).loss,
         optimiser,
         autocast=torch.bfloat16 if flags.precision == "bf16" else None,
         before_update=look,
@@ -140,7 +150,7 @@ def training(
         size=flags.size,
         augment=Augment(),
         seed=seed,
-        device=torch.device(flags.device),
+        device=device,
     )
     losses: list[float] = []
     lengths: list[float] = []
@@ -177,24 +187,8 @@ def training(
     return row
 
 
-def started(
-    treatment: Treatment, seed: int, train: Cache, classes: int, flags: argparse.Namespace
-) -> SegNet:
-    model = SegNet(classes, flags.width, treatment.norm)  # type: ignore[arg-type]
-    start = identity_init_ if treatment.start == "identity" else he_init_
-    start(model, torch.Generator().manual_seed(seed))
-    if treatment.start == "unit":
-        images = normalised(torch.from_numpy(train.images[:4]))
-        scale_to_unit_(model, images, [model.classify])
-    model.to(flags.device)
-    return model.to(memory_format=torch.channels_last) if flags.device == "cuda" else model  # type: ignore[call-overload]
-
-
 def is_there(path: Path, key: dict[str, Any]) -> bool:
-    if not path.exists():
-        return False
-    with path.open(newline="") as file:
-        return any(all(row[k] == str(v) for k, v in key.items()) for row in csv.DictReader(file))
+    return any(all(row.get(k) == str(v) for k, v in key.items()) for row in read_rows(path))
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

@@ -125,6 +125,13 @@ def test_what_is_not_is_not(claim_id: str) -> None:
     assert judged.verdict == "not reproduced", judged.findings
 
 
+def test_the_deepest_lambda_must_be_near_1_too() -> None:
+    far = {agc(4): {"lambdas": (0.2, 0.0, 0.0)}}  # above half depth, and not near 1
+    judged = judge(CLAIM["lambda-deepest"], evidence("lambda-deepest", far))
+    assert [finding.verdict for finding in judged.findings] == ["not reproduced", "reproduced"]
+    assert judged.verdict == "not reproduced"
+
+
 def is_certain(claim_id: str) -> bool:
     """What does not hang on the nudges."""
     return claim_id in ("spikes", "spikes-classnet")
