@@ -183,7 +183,7 @@ def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> No
     assert {job.arm for job in further} == {*PANELS[0].lines, *PANELS[1].lines}
     assert {job.seed for job in further} == {3, 4}
     assert {job.arm for job in jobs[:6]} == {*PANELS[0].lines, *PANELS[1].lines}
-    assert (len(drawn), len({job.arm for job in jobs})) == (12, 25)
+    assert (len(drawn), len({job.arm for job in jobs})) == (12, 28)
 
 
 def test_only_and_what_it_refuses(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ TRUE: dict[str, Runs] = {
     "rate-batch": {agc(1, 0.16): {"error": 30}, agc(8, 0.02): {"error": 14}},
     "class-weights": {LIGHT: {"error": 13}},
     "identity-rates": {agc(8, 0.32): {"error": 12}},
+    "clipped-rates": {agc(8, 0.32): {"error": 12}},
+    "clipped-elsewhere": {},
     "unit-start": {agc(4): {"early": 5}},
     "unit-start-rates": {agc(8, 0.32): {"error": 12}},
 }
@@ -79,6 +81,8 @@ FALSE: dict[str, Runs] = {
     "rate-batch": {agc(1, 0.16): {"error": 6}, agc(8, 0.02): {"error": 14}},
     "class-weights": {HEAVY: {"error": 15}},
     "identity-rates": {agc(8, 0.64, init="identity"): {"diverged": 2}},
+    "clipped-rates": {agc(8, 0.64, clip_grad_norm=1.0): {"error": 14}},
+    "clipped-elsewhere": {agc(1, clip_grad_norm=1.0): {"error": 12}},
     "unit-start": {},
     "unit-start-rates": {agc(8, 0.64, init="unit"): {"diverged": 2}},
 }
@@ -189,6 +193,21 @@ def test_each_in_its_best_engine() -> None:
         "time of a step, BN (graph): 12.5 ms",
         "time of a step, AGC (graph): 10 ms",
     )
+
+
+def test_times_of_two_calls_are_not_compared() -> None:
+    common = {"group": "segnet", "batch": "8", "dtype": "bf16", "width": "1", "size": "256x512"}
+    common["engine"] = "graph"
+    rows = [
+        {**common, "contender": who, "run": run, "ms_p20": ms, "ms_p50": ms, "ms_p80": ms}
+        for who, run, ms in (
+            ("agc", "2026-01-01", "10"), ("bn", "2026-01-01", "20"), ("agc", "2026-01-02", "9"),
+            ("bn", "2026-01-02", "12"), ("agc", "2026-01-03", "1"),
+        )
+    ]  # fmt: skip
+    assert judge(CLAIM["speed"], Evidence(bench=rows)).findings[0].found == "1.33"
+    apart = [rows[0], rows[3]]
+    assert judge(CLAIM["speed"], Evidence(bench=apart)).verdict == "undecided"
 
 
 def test_intervals() -> None:

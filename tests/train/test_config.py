@@ -35,6 +35,18 @@ def test_what_is_saved_is_loaded(run: Path) -> None:
     assert derived == {"lr": 0.5}
 
 
+def test_a_run_from_before_a_flag_goes_on_without_it(run: Path) -> None:
+    path = saved(run) / "config.json"
+    content = json.loads(path.read_text())
+    del content["config"]["clip_grad_norm"]
+    path.write_text(json.dumps(content))
+    assert load_config(run)[0] == replace(CONFIG, out=run)
+    del content["config"]["seed"]  # was there from the beginning
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="no seed"):
+        load_config(run)
+
+
 def test_a_run_folder_from_elsewhere_writes_nothing_outside_of_itself(run: Path) -> None:
     config, _ = load_config(saved(run, out="../../elsewhere"))
     assert config.out == run

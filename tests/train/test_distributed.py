@@ -80,7 +80,16 @@ def in_each_process(rank: int, folder: str) -> None:
         with open_run(config, group, show, Interrupts()) as run:
             assert train_run(run) == 0
             result[wrapper] = dict(run.model.named_buffers())
+        train_clipped(Path(folder) / f"{wrapper}-clipped", group, **fsdp)
     torch.save(result, Path(folder) / f"{rank}.pt")
+
+
+def train_clipped(out: Path, group: Group, **fsdp: str) -> None:
+    """A run whose every gradient is longer than it may be."""
+    config = tiny(out, epochs=1, lr=1, clip_grad_norm=0.01, **fsdp)
+    config.out.mkdir(exist_ok=True)
+    with open_run(config, group, Show(Console(quiet=True), speaks=False), Interrupts()) as run:
+        assert train_run(run) == 0
 
 
 def counts(group: Group) -> Tensor:
@@ -127,6 +136,9 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
         for found in shared:
             assert same(found[wrapper], {name: last[name] for name in found[wrapper]})
         assert metrics(run)[-1]["val_error"] == error_of_last(run)
+    train_clipped(tmp_path / "clipped", alone)
+    for wrapper in ("ddp", "fsdp"):  # the norm is that of the whole gradient
+        assert_close(tmp_path / f"{wrapper}-clipped", tmp_path / "clipped")
 
 
 def error_of_last(run: Path) -> float:

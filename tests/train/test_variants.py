@@ -1,4 +1,4 @@
-"""What the paper's claims vary beside norm, batch and rate: lambda, gamma, the classes' weights."""
+"""What the claims vary beside norm, batch and rate: lambda, gamma, weights, long gradients."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from deepcontrol.data import open_source, prepare
 from deepcontrol.train.build import build_model, fit_to_images_
 from deepcontrol.train.checkpoint import load
 from deepcontrol.train.config import Train
-from tests.train.runs import metrics, tiny, train_here
+from tests.train.runs import differences, metrics, tiny, train_here
 
 
 def test_what_is_fixed_stays_and_the_rest_learns(run: Path) -> None:
@@ -62,6 +62,18 @@ def test_the_weights_of_classes_act_as_a_rate(run: Path, tmp_path: Path) -> None
         assert a["val_error"] == b["val_error"]
 
 
+def test_a_long_gradient_is_clipped_and_a_short_one_is_not(whole: Path, run: Path) -> None:
+    """Without momentum, no step is longer than the rate times the largest norm."""
+    most, rate, steps = 1e-3, 0.5, 4
+    train_here(run, epochs=1, lr=rate, momentum=0, clip_grad_norm=most)
+    start, end = build_model(tiny(), 19).state_dict(), load(run / "last").model
+    moved = torch.stack([(end[n] - start[n]).norm() for n in start]).norm().item()
+    assert 0.5 * steps * rate * most < moved < 1.0001 * steps * rate * most
+    unmoved = run.with_name("unmoved")
+    train_here(unmoved, clip_grad_norm=1e6)
+    assert differences(unmoved, whole) == []
+
+
 def test_the_validation_loss_is_that_of_its_images(whole: Path, tmp_path: Path) -> None:
     """A run of another batch size starts with the same network, and evaluates it alike."""
     single = tmp_path / "single"
@@ -78,6 +90,7 @@ def test_the_validation_loss_is_that_of_its_images(whole: Path, tmp_path: Path) 
         ({"init": "unit", "norm": "bn"}, "--init unit is for --norm agc, not bn"),
         ({"fixed_gamma": float("nan")}, "--fixed-gamma must be a number, got nan"),
         ({"class_weight_scale": 0.0}, "--class-weight-scale must be positive, got 0.0"),
+        ({"clip_grad_norm": 0.0}, "--clip-grad-norm must be positive, got 0.0"),
     ],
 )
 def test_what_makes_no_sense(flags: dict[str, Any], message: str) -> None:

@@ -21,6 +21,7 @@ class Arm:
     fixed_lambda: float | None = None
     fixed_gamma: float | None = None
     class_weight_scale: float = 1.0
+    clip_grad_norm: float | None = None
 
     @property
     def name(self) -> str:
@@ -63,6 +64,8 @@ class Arm:
             found["gamma"] = f"{self.fixed_gamma:g}"
         if self.class_weight_scale != 1:
             found["weights"] = f"{self.class_weight_scale:g}"
+        if self.clip_grad_norm is not None:
+            found["clip"] = f"{self.clip_grad_norm:g}"
         return found
 
 

@@ -51,6 +51,7 @@ class Preset:
             "fixed_lambda": arm.fixed_lambda,
             "fixed_gamma": arm.fixed_gamma,
             "class_weight_scale": arm.class_weight_scale,
+            "clip_grad_norm": arm.clip_grad_norm,
             "train_limit": self.train_limit,
             "val_limit": self.val_limit,
             "sample_epochs": (1, self.epochs),

@@ -120,7 +120,10 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRatio:
-    """column(over) / column(under) of SegNet's rows lies above `low`; each in its best engine."""
+    """column(over) / column(under) of SegNet's rows lies above `low`; each in its best engine.
+
+    Two times are compared only if one call of the benchmark measured both: the latest that did.
+    """
 
     words: str
     unit: str = ""
@@ -138,7 +141,8 @@ class BenchRatio:
         return f"{self.words}: {self.over.upper()} over {self.under.upper()}"
 
     def judge(self, evidence: Evidence) -> Finding:
-        over, under = (self._best(evidence.bench, who) for who in (self.over, self.under))
+        rows = self._of_one_call(evidence.bench) if self._timed else evidence.bench
+        over, under = (self._best(rows, who) for who in (self.over, self.under))
         region = in_words(self.low, math.inf, "")
         rule = f"{self.quantity} {region}"
         if over is None or under is None:
@@ -176,13 +180,23 @@ class BenchRatio:
     def _ratio(self, over: Row, under: Row, columns: tuple[str, str]) -> float:
         return float(over[columns[0]]) / float(under[columns[1]])
 
+    def _of_one_call(self, rows: Sequence[Row]) -> Sequence[Row]:
+        calls = [
+            {row.get("run", "") for row in self._rows(rows, w)} for w in (self.over, self.under)
+        ]
+        latest = max(calls[0] & calls[1], default=None)  # they are dates
+        return [row for row in rows if row.get("run", "") == latest]
+
     def _best(self, rows: Sequence[Row], contender: str) -> Row | None:
-        key = {"group": self.group, "contender": contender, "batch": str(self.batch)}
-        key |= {"dtype": "bf16", "width": "1", "size": "256x512"}
-        found = [r for r in rows if key.items() <= r.items() and self._middle in r]
         # The fastest engine for time, the leanest for memory; of batches the largest one.
         sign = -1 if self.column == "largest_batch" else 1
+        found = self._rows(rows, contender)
         return min(found, key=lambda r: sign * float(r[self._middle]), default=None)
+
+    def _rows(self, rows: Sequence[Row], contender: str) -> list[Row]:
+        key = {"group": self.group, "contender": contender, "batch": str(self.batch)}
+        key |= {"dtype": "bf16", "width": "1", "size": "256x512"}
+        return [r for r in rows if key.items() <= r.items() and self._middle in r]
 
 
 def decide(interval: Interval, low: float, high: float) -> Verdict:

@@ -24,6 +24,8 @@ SMALLEST = 32  # pixels a side: SegNet halves them five times
 # same run for longer, because the rate is fixed. The data may have moved: they are told by their
 # content.
 FREE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
+# Flags that came later than the format, and how runs from before them were made.
+LATER = {"clip_grad_norm": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,9 @@ class Train:
     """The learning rate; 0.02 x batch size unless told otherwise. It stays as it is."""
     momentum: float = 0.9
     """SGD's momentum, at most 0.999."""
+    clip_grad_norm: float | None = None
+    """Scale a step's gradient down to this norm if its own is larger. Without it, as in the paper,
+    AGC can diverge at rates far above the usual one: 1 is a good first try there."""
     epochs: int = 150
     """How often every image is seen. A run can be continued with more."""
     seed: int = 0
@@ -119,7 +124,7 @@ class Train:
             raise ValueError(f"--size must be at least {SMALLEST}x{SMALLEST}, got {size}")
         if not 0 < self.width <= 16:
             raise ValueError(f"--width must be above 0 and at most 16, got {self.width}")
-        for name in ("lr", "class_weight_scale"):
+        for name in ("lr", "clip_grad_norm", "class_weight_scale"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{_flag(name)} must be positive, got {value}")
@@ -207,6 +212,7 @@ def to_json(config: Train) -> dict[str, Any]:
 
 def from_json(values: Mapping[str, Any]) -> Train:
     hints = typing.get_type_hints(Train)
+    values = {**LATER, **values}
     unknown, missing = set(values) - set(hints), set(hints) - set(values)
     if unknown or missing:
         what = [f"unknown {name}" for name in sorted(unknown)]

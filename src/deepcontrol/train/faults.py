@@ -14,6 +14,8 @@ from .devices import peak_mib
 from .distributed import is_sharded, whole
 from .objective import Loss
 
+REMEDY = "A smaller --lr may help, or --clip-grad-norm 1, in a new --out."
+
 
 class FaultError(Exception):
     """Training cannot go on, and why."""
@@ -33,7 +35,7 @@ def what_is_kept(run: Path) -> str:
 
 def diverged(epoch: int, kept: str) -> FaultError:
     """After an epoch of finite steps, with which the network still cannot be evaluated."""
-    advice = "A smaller --lr may help, in a new --out." if epoch else "It has not been trained yet."
+    advice = REMEDY if epoch else "It has not been trained yet."
     return FaultError(
         f"after epoch {epoch} the network's outputs on the validation images are not finite. "
         f"Nothing of this epoch was written; {kept}. {advice}"
@@ -46,7 +48,7 @@ def not_finite(epoch: int, step: int, culprits: Sequence[str], kept: str) -> Fau
     return FaultError(
         f"step {step} of epoch {epoch} is not finite: "
         f"{'; '.join(found) or 'but computed again it is, so some op is not deterministic'}. "
-        f"The update was not made; {kept}. A smaller --lr may help, in a new --out."
+        f"The update was not made; {kept}. {REMEDY}"
     )
 
 

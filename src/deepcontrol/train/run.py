@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
 
 from .. import __version__
 from ..data import Batch, Batches
@@ -178,7 +179,14 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     autocast = choose_autocast(config.precision, group.device)
     # What several processes do together is neither captured nor compiled.
     engine = "eager" if group.world > 1 or config.fsdp else config.engine
-    step = TrainingStep(wrapped, objective.loss, optimiser, engine, autocast, guard)
+
+    def before_update(loss: Tensor) -> Tensor:
+        loss = guard(loss)
+        if config.clip_grad_norm is not None:
+            clip_grad_norm_(model.parameters(), config.clip_grad_norm)
+        return loss
+
+    step = TrainingStep(wrapped, objective.loss, optimiser, engine, autocast, before_update)
     events = None
     if group.leads:
         of_run = derived(config, model, train, val, data)
