@@ -6,7 +6,12 @@ python results/readme.py          (`make readme`; the tests say if it was forgot
 from pathlib import Path
 
 from deepcontrol.report.study import Study, read_study
-from deepcontrol.report.study_page import finished_words, protocol_words, table_of_verdicts
+from deepcontrol.report.study_page import (
+    count_verdicts,
+    finished_words,
+    protocol_words,
+    table_of_verdicts,
+)
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -27,10 +32,11 @@ def with_study(readme: str, study: Study) -> str:
 
 def section(study: Study) -> str:
     picture = f"![figure 1: error and loss by epoch, eight panels]({STUDY}/figures/figure1.png)"
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(study).items())
     words = (
-        f"{finished_words(study)}: {protocol_words(study)}. Thin lines are seeds, crosses are\n"
-        f"runs that diverged. `{STUDY}/verdicts.md` has the rules too, and `deepcontrol report\n"
-        f"{STUDY}` makes the whole page."
+        f"**{counts}.** {finished_words(study)}: {protocol_words(study)}.\n"
+        f"Thin lines are seeds, crosses are runs that diverged. `{STUDY}/verdicts.md` has the\n"
+        f"rules too, and `deepcontrol report {STUDY}` makes the whole page."
     )
     return "\n\n".join((picture, words, table_of_verdicts(study, rules=False) + "\n"))
 

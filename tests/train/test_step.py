@@ -1,11 +1,13 @@
 """One step is the same step in every engine, and what cannot be captured runs eagerly."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 from deepcontrol import AGCConv2d
 from deepcontrol.train import Engine, TrainingStep
@@ -127,6 +129,31 @@ def test_engines_agree(engine: Engine) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-3)
     captured = [reason is None for reason in reasons]
     assert captured == [engine.endswith("graph") and i >= WARM_UP for i in range(8)], reasons
+
+
+@pytest.mark.gpu
+def test_gradients_are_clipped_in_a_graph_too() -> None:
+    model = network("cuda")
+    peer, most = copy.deepcopy(model), 0.01  # shorter than all of them
+
+    def clipped(of: nn.Module) -> Callable[[Tensor], Tensor]:
+        def clip(loss: Tensor) -> Tensor:
+            clip_grad_norm_(of.parameters(), most)
+            return loss
+
+        return clip
+
+    step, plain = (
+        TrainingStep(net, cross_entropy, sgd(net), engine, before_update=clipped(net))
+        for net, engine in ((model, "graph"), (peer, "eager"))
+    )
+    for batch in batches(8, "cuda"):
+        step(*batch)
+        plain(*batch)
+        lengths = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        assert torch.stack(lengths).norm().item() == pytest.approx(most, rel=1e-3)
+    assert step.why_eager is None
+    assert_same(model, peer, 1e-4)
 
 
 @pytest.mark.gpu

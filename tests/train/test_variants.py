@@ -69,6 +69,10 @@ def test_a_long_gradient_is_clipped_and_a_short_one_is_not(whole: Path, run: Pat
     start, end = build_model(tiny(), 19).state_dict(), load(run / "last").model
     moved = torch.stack([(end[n] - start[n]).norm() for n in start]).norm().item()
     assert 0.5 * steps * rate * most < moved < 1.0001 * steps * rate * most
+    train_here(run, epochs=2)  # a run that goes on is clipped as before
+    further = load(run / "last").model
+    moved = torch.stack([(further[n] - end[n]).norm() for n in end]).norm().item()
+    assert 0.5 * steps * rate * most < moved < 1.0001 * steps * rate * most
     unmoved = run.with_name("unmoved")
     train_here(unmoved, clip_grad_norm=1e6)
     assert differences(unmoved, whole) == []

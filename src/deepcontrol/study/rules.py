@@ -122,7 +122,7 @@ class Check:
 class BenchRatio:
     """column(over) / column(under) of SegNet's rows lies above `low`; each in its best engine.
 
-    Two times are compared only if one call of the benchmark measured both: the latest that did.
+    Two times are compared only if one call of the benchmark measured both.
     """
 
     words: str
@@ -141,8 +141,7 @@ class BenchRatio:
         return f"{self.words}: {self.over.upper()} over {self.under.upper()}"
 
     def judge(self, evidence: Evidence) -> Finding:
-        rows = self._of_one_call(evidence.bench) if self._timed else evidence.bench
-        over, under = (self._best(rows, who) for who in (self.over, self.under))
+        over, under = (self._best(evidence.bench, who) for who in (self.over, self.under))
         region = in_words(self.low, math.inf, "")
         rule = f"{self.quantity} {region}"
         if over is None or under is None:
@@ -153,6 +152,9 @@ class BenchRatio:
             Value(self.words, f"{who.upper()} ({row['engine']})", f"{row[self._middle]}{unit}")
             for who, row in ((self.over, over), (self.under, under))
         )
+        if self._timed and over.get("run") != under.get("run"):
+            found = "measured in two calls of the benchmark: deepcontrol bench --no-resume"
+            return Finding(self.quantity, region, rule, found, values, "undecided")
         interval = Interval(*(self._ratio(over, under, ends) for ends in self._ends))
         verdict = decide(interval, self.low, math.inf)
         return Finding(self.quantity, region, rule, f"{interval.middle:.2f}", values, verdict)
@@ -180,23 +182,13 @@ class BenchRatio:
     def _ratio(self, over: Row, under: Row, columns: tuple[str, str]) -> float:
         return float(over[columns[0]]) / float(under[columns[1]])
 
-    def _of_one_call(self, rows: Sequence[Row]) -> Sequence[Row]:
-        calls = [
-            {row.get("run", "") for row in self._rows(rows, w)} for w in (self.over, self.under)
-        ]
-        latest = max(calls[0] & calls[1], default=None)  # they are dates
-        return [row for row in rows if row.get("run", "") == latest]
-
     def _best(self, rows: Sequence[Row], contender: str) -> Row | None:
-        # The fastest engine for time, the leanest for memory; of batches the largest one.
-        sign = -1 if self.column == "largest_batch" else 1
-        found = self._rows(rows, contender)
-        return min(found, key=lambda r: sign * float(r[self._middle]), default=None)
-
-    def _rows(self, rows: Sequence[Row], contender: str) -> list[Row]:
         key = {"group": self.group, "contender": contender, "batch": str(self.batch)}
         key |= {"dtype": "bf16", "width": "1", "size": "256x512"}
-        return [r for r in rows if key.items() <= r.items() and self._middle in r]
+        found = [r for r in rows if key.items() <= r.items() and self._middle in r]
+        # The fastest engine for time, the leanest for memory; of batches the largest one.
+        sign = -1 if self.column == "largest_batch" else 1
+        return min(found, key=lambda r: sign * float(r[self._middle]), default=None)
 
 
 def decide(interval: Interval, low: float, high: float) -> Verdict:

@@ -63,8 +63,8 @@ class Train:
     momentum: float = 0.9
     """SGD's momentum, at most 0.999."""
     clip_grad_norm: float | None = None
-    """Scale a step's gradient down to this norm if its own is larger. Without it, as in the paper,
-    AGC can diverge at rates far above the usual one: 1 is a good first try there."""
+    """Scale a step's gradient down to this norm if its own is larger. The paper does not; at rates
+    far above its own, where AGC can diverge, 1 is a first try."""
     epochs: int = 150
     """How often every image is seen. A run can be continued with more."""
     seed: int = 0

@@ -14,7 +14,7 @@ from .devices import peak_mib
 from .distributed import is_sharded, whole
 from .objective import Loss
 
-REMEDY = "A smaller --lr may help, or --clip-grad-norm 1, in a new --out."
+REMEDY = "A smaller --lr may help, or a --clip-grad-norm, in a new --out."
 
 
 class FaultError(Exception):

@@ -182,7 +182,7 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
 
     def before_update(loss: Tensor) -> Tensor:
         loss = guard(loss)
-        if config.clip_grad_norm is not None:
+        if config.clip_grad_norm is not None:  # a norm that overflows leaves nothing of it
             clip_grad_norm_(model.parameters(), config.clip_grad_norm)
         return loss
 

@@ -1,0 +1,112 @@
+"""Networks that learnt from crops look at whole images: does it matter that AGC's means differ?
+
+    python benchmarks/crops.py RUN... --data-root CAMVID --out benchmarks/results/crops.csv
+
+Evaluates the last checkpoint of each run twice: on whole images, as `deepcontrol eval` does, and
+on windows of the size that it was trained on, of which each gives the labels of the pixels nearest
+to its middle. BatchNorm has the same statistics either way, and loses what lies outside of a
+window; AGC loses that too, and gets means as in training. What AGC gains on BatchNorm by windows is
+what the change of its means costs. The images that it was trained on, in the same way, tell how
+much of an error is one of generalisation.
+"""
+
+import argparse
+import csv
+import itertools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deepcontrol.bench.record import about
+from deepcontrol.data import Batches, open_source, prepare
+from deepcontrol.metrics import ConfusionMatrix
+from deepcontrol.predict.network import load_network
+from deepcontrol.train.config import load_config
+from deepcontrol.train.evaluate import evaluating, predict
+from deepcontrol.train.records import METRICS, read
+
+WINDOWS = 3  # along the side that is longer than in training
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("out/crops.csv"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    flags = parser.parse_args()
+    rows = [
+        measure(run, split, flags.data_root, torch.device(flags.device))
+        for run in flags.runs
+        for split in ("val", "train")
+    ]
+    flags.out.parent.mkdir(parents=True, exist_ok=True)
+    with flags.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def measure(
+    run: Path, split: str, data_root: Path | None, device: torch.device
+) -> dict[str, object]:
+    config, _ = load_config(run)
+    limit = {"train": config.train_limit, "val": config.val_limit}[split]
+    source = open_source(config.data, split, data_root or config.data_root, limit)
+    model = load_network(run, "last", device).model
+    batches = Batches(prepare(source, config.size), config.evaluated_at_once, device=device)
+    whole, by_windows = (ConfusionMatrix(len(source.classes), device) for _ in range(2))
+    with evaluating(model, device, None):
+        for batch in batches.epoch():
+            whole.update(predict(model, batch.images), batch.labels)
+            by_windows.update(through_windows(model, batch.images, config.size), batch.labels)
+    row: dict[str, object] = {
+        "norm": config.norm,
+        "split": split,
+        "data": config.data,
+        "trained_on": "x".join(map(str, config.size)),
+        "images": "x".join(map(str, batches.cache.size)),
+        "width": config.width,
+        "batch": config.batch_size,
+        "init": config.init,
+        "seed": config.seed,
+        "epochs": read(run / METRICS)[-1]["epoch"],
+        "error_whole": f"{whole.pixel_error:.4f}",
+        "error_by_windows": f"{by_windows.pixel_error:.4f}",
+        **about(device.type),
+    }
+    print(*row.values(), sep=", ", flush=True)
+    return row
+
+
+def through_windows(model: torch.nn.Module, images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Labels (N, H, W), each pixel's from the window whose middle is nearest to it."""
+    labels = torch.zeros(images[:, 0].shape, dtype=torch.long, device=images.device)
+    for top, rows in windows(images.shape[2], size[0]):
+        for left, columns in windows(images.shape[3], size[1]):
+            seen = images[:, :, top : top + size[0], left : left + size[1]]
+            found = torch.zeros_like(labels)
+            found[:, top : top + size[0], left : left + size[1]] = predict(model, seen)
+            labels[:, rows, columns] = found[:, rows, columns]
+    return labels
+
+
+def windows(length: int, window: int) -> list[tuple[int, slice]]:
+    """Where windows begin along a side, and which labels each of them gives.
+
+    >>> windows(192, 128)
+    [(0, slice(0, 80, None)), (32, slice(80, 112, None)), (64, slice(112, 192, None))]
+    >>> windows(128, 128)
+    [(0, slice(0, 128, None))]
+    """
+    if length <= window:
+        return [(0, slice(0, length))]
+    starts = [round(i * (length - window) / (WINDOWS - 1)) for i in range(WINDOWS)]
+    borders = [(a + b + window) // 2 for a, b in itertools.pairwise(starts)]
+    shares = itertools.pairwise([0, *borders, length])
+    return [(start, slice(*share)) for start, share in zip(starts, shares, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
