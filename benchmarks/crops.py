@@ -2,9 +2,9 @@
 
     python benchmarks/crops.py RUN... --data-root CAMVID --out benchmarks/results/crops.csv
 
-Evaluates the last checkpoint of each run twice: on whole images, as `deepcontrol eval` does, and
-on windows of the size that it was trained on, of which each gives the labels of the pixels nearest
-to its middle. BatchNorm has the same statistics either way, and loses what lies outside of a
+Evaluates the last checkpoint of each run twice: on whole images, and as `deepcontrol eval` does, in
+windows of the size that it was trained on, of which each gives the labels of the pixels nearest to
+its middle. BatchNorm has the same statistics either way, and loses what lies outside of a
 window; AGC loses that too, and gets means as in training. What AGC gains on BatchNorm by windows is
 what the change of its means costs. The images that it was trained on, in the same way, tell how
 much of an error is one of generalisation.
@@ -12,11 +12,9 @@ much of an error is one of generalisation.
 
 import argparse
 import csv
-import itertools
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from deepcontrol.bench.record import about
 from deepcontrol.data import Batches, open_source, prepare
@@ -25,8 +23,6 @@ from deepcontrol.predict.network import load_network
 from deepcontrol.train.config import load_config
 from deepcontrol.train.evaluate import evaluating, predict
 from deepcontrol.train.records import METRICS, read
-
-WINDOWS = 3  # along the side that is longer than in training
 
 
 def main() -> None:
@@ -60,7 +56,7 @@ def measure(
     with evaluating(model, device, None):
         for batch in batches.epoch():
             whole.update(predict(model, batch.images), batch.labels)
-            by_windows.update(through_windows(model, batch.images, config.size), batch.labels)
+            by_windows.update(predict(model, batch.images, config.size), batch.labels)
     row: dict[str, object] = {
         "norm": config.norm,
         "split": split,
@@ -78,34 +74,6 @@ def measure(
     }
     print(*row.values(), sep=", ", flush=True)
     return row
-
-
-def through_windows(model: torch.nn.Module, images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Labels (N, H, W), each pixel's from the window whose middle is nearest to it."""
-    labels = torch.zeros(images[:, 0].shape, dtype=torch.long, device=images.device)
-    for top, rows in windows(images.shape[2], size[0]):
-        for left, columns in windows(images.shape[3], size[1]):
-            seen = images[:, :, top : top + size[0], left : left + size[1]]
-            found = torch.zeros_like(labels)
-            found[:, top : top + size[0], left : left + size[1]] = predict(model, seen)
-            labels[:, rows, columns] = found[:, rows, columns]
-    return labels
-
-
-def windows(length: int, window: int) -> list[tuple[int, slice]]:
-    """Where windows begin along a side, and which labels each of them gives.
-
-    >>> windows(192, 128)
-    [(0, slice(0, 80, None)), (32, slice(80, 112, None)), (64, slice(112, 192, None))]
-    >>> windows(128, 128)
-    [(0, slice(0, 128, None))]
-    """
-    if length <= window:
-        return [(0, slice(0, length))]
-    starts = [round(i * (length - window) / (WINDOWS - 1)) for i in range(WINDOWS)]
-    borders = [(a + b + window) // 2 for a, b in itertools.pairwise(starts)]
-    shares = itertools.pairwise([0, *borders, length])
-    return [(start, slice(*share)) for start, share in zip(starts, shares, strict=True)]
 
 
 if __name__ == "__main__":

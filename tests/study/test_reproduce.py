@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 from deepcontrol.cli import main, parse
 from deepcontrol.study.claims import CLAIMS
 from deepcontrol.study.figure import PANELS
-from deepcontrol.study.jobs import command, plan
+from deepcontrol.study.jobs import command, plan, refuse_others
 from deepcontrol.study.local import find_slots
 from deepcontrol.study.presets import PRESETS
 from deepcontrol.study.settings import Reproduce
 from deepcontrol.train.commands import TrainCommand
+from deepcontrol.train.config import ConfigChangedError, save_config
 from tests.study.tiny import reproduce
 
 ROOT = Path(__file__).parents[2]
@@ -184,6 +186,19 @@ def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> No
     assert {job.seed for job in further} == {3, 4}
     assert {job.arm for job in jobs[:6]} == {*PANELS[0].lines, *PANELS[1].lines}
     assert (len(drawn), len({job.arm for job in jobs})) == (12, 28)
+
+
+def test_runs_that_were_made_otherwise_are_refused(tmp_path: Path) -> None:
+    jobs = plan(CLAIMS, PRESETS["camvid"], tmp_path, None)
+    for job in jobs[:2]:
+        job.folder.mkdir(parents=True)
+        save_config(job.config, {}, {})
+    (jobs[2].folder).mkdir()
+    (jobs[2].folder / "config.json").write_text("{")  # for its own process to complain of
+    refuse_others(jobs)
+    save_config(replace(jobs[1].config, eval_whole=True), {}, {})
+    with pytest.raises(ConfigChangedError, match="--eval-whole True -> False"):
+        refuse_others(jobs)
 
 
 def test_only_and_what_it_refuses(tmp_path: Path) -> None:

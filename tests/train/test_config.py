@@ -35,12 +35,12 @@ def test_what_is_saved_is_loaded(run: Path) -> None:
     assert derived == {"lr": 0.5}
 
 
-def test_a_run_from_before_a_flag_goes_on_without_it(run: Path) -> None:
+def test_a_run_from_before_a_flag_goes_on_as_it_began(run: Path) -> None:
     path = saved(run) / "config.json"
     content = json.loads(path.read_text())
-    del content["config"]["clip_grad_norm"]
+    del content["config"]["clip_grad_norm"], content["config"]["eval_whole"]
     path.write_text(json.dumps(content))
-    assert load_config(run)[0] == replace(CONFIG, out=run)
+    assert load_config(run)[0] == replace(CONFIG, out=run, eval_whole=True)  # as it was then
     del content["config"]["seed"]  # was there from the beginning
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="no seed"):

@@ -12,18 +12,6 @@ from deepcontrol.cli import main
 from tests.train.runs import command, metrics, train_here
 
 
-@pytest.fixture
-def camvid(tmp_path: Path) -> Path:
-    root, rng = tmp_path / "camvid", np.random.default_rng(0)
-    for split in ("train", "val"):
-        for folder, shape in ((split, (32, 64, 3)), (f"{split}annot", (32, 64))):
-            (root / folder).mkdir(parents=True)
-            for i in range(2):
-                pixels = rng.integers(11, size=shape).astype(np.uint8)
-                Image.fromarray(pixels).save(root / folder / f"{i}.png")
-    return root
-
-
 def test_data_may_move_but_not_change(
     camvid: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from . import record
 from .arms import Arm
 from .claims import Judged, judge
 from .grid import grid
-from .jobs import LOGS, Job, drop_checkpoints, finished_curve, plan
+from .jobs import LOGS, Job, drop_checkpoints, finished_curve, plan, refuse_others
 from .local import Local, find_slots, visible_gpus
 from .measures import Curve
 from .pack import pack
@@ -41,6 +41,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     if settings.ids:
         settings = settings.with_claims(before)
     jobs = plan(settings.claims, protocol, out, settings.data_root)
+    refuse_others(jobs)
     show = Show(console)
     over = (lambda job: None) if settings.keep_checkpoints else drop_checkpoints
     queue = Queue(jobs, out / LOGS, show.say, show.look, over, asked)

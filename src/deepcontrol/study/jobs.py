@@ -8,7 +8,7 @@ from typing import Any
 
 from ..report.runs import METRICS, read_diverged, read_run
 from ..train.checkpoint import BEST, LAST, PREVIOUS
-from ..train.config import Train
+from ..train.config import Train, check_unchanged, load_config
 from ..train.lock import is_locked
 from .arms import Arm
 from .claims import Claim
@@ -47,6 +47,16 @@ def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path |
             folder = out / RUNS / f"{arm.name}-s{seed}"
             jobs.append(Job(arm, seed, preset.config(arm, seed, folder, data_root)))
     return sorted(jobs, key=lambda job: (job.seed >= preset.seeds, job.arm not in figure, job.seed))
+
+
+def refuse_others(jobs: list[Job]) -> None:
+    """ConfigChangedError if a run that is there was made in another way than planned."""
+    for job in jobs:
+        try:
+            made, _ = load_config(job.folder)
+        except (ValueError, OSError):
+            continue  # none yet; or it cannot be read, which its own process will say
+        check_unchanged(job.config, made)
 
 
 def command(config: Train) -> list[str]:

@@ -101,7 +101,7 @@ PRESETS: dict[Name, Preset] = {
         classnet_data="camvid",
         note="CamVid is not the paper's data: 367 images to train on, where the paper had 2750, "
         "and 11 classes. Training sees random crops of them, some mirrored; validation sees "
-        "whole images.",
+        "all of each image, in two windows of the crops' size.",
     ),
     "cityscapes": CITYSCAPES,
 }

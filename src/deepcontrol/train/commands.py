@@ -101,7 +101,8 @@ def run_eval(command: Eval, console: Console) -> int:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     at_once = command.batch_size or config.evaluated_at_once
     batches = Batches(prepare(source, config.size), at_once, device=device)
-    matrix = evaluate(model, batches, choose_autocast(config.precision, device))
+    autocast = choose_autocast(config.precision, device)
+    matrix = evaluate(model, batches, autocast, window=config.window)
     table = Table("class", "IoU %")
     table.columns[1].justify = "right"
     for name, iou in zip(source.classes, matrix.class_iou.tolist(), strict=True):

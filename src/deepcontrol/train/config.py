@@ -25,7 +25,7 @@ SMALLEST = 32  # pixels a side: SegNet halves them five times
 # content.
 FREE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
 # Flags that came later than the format, and how runs from before them were made.
-LATER = {"clip_grad_norm": None}
+LATER = {"clip_grad_norm": None, "eval_whole": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,8 @@ class Train:
     data_root: Path | None = None
     """The data set's folder; streets needs none."""
     size: Size = (256, 512)
-    """The images' size in training. Larger ones are cropped, evaluation sees them whole."""
+    """The images' size in training. Larger ones are cropped, and evaluated in windows of this size
+    whose labels are put together."""
     width: float = 1.0
     """Scales the number of filters in every layer."""
     batch_size: int = 4
@@ -99,6 +100,9 @@ class Train:
     eval_batch_size: int | None = None
     """Images evaluated at once, over all processes; --batch-size unless told otherwise. More take
     less time and more memory."""
+    eval_whole: bool = False
+    """Evaluate images that are larger than --size whole. AGC's means are then not those of
+    training, and its error is higher for it."""
     save_epochs: int = 1
     """Save at the end of every so many epochs, and of the last one. `best` is the best of these
     epochs. Training does not wait for the disk: what it is too slow for is not written."""
@@ -146,6 +150,11 @@ class Train:
     @property
     def rate(self) -> float:
         return learning_rate(self.batch_size) if self.lr is None else self.lr
+
+    @property
+    def window(self) -> Size | None:
+        """In which larger images are evaluated; None for whole ones."""
+        return None if self.eval_whole else self.size
 
     @property
     def evaluated_at_once(self) -> int:

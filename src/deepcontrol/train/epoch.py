@@ -34,14 +34,14 @@ def close_epoch(run: Run) -> None:
         run.stop_if_asked()
 
     try:
-        matrix = evaluate(run.model, run.val, run.step.autocast, after_each)
+        matrix = evaluate(run.model, run.val, run.step.autocast, after_each, run.config.window)
     except NotFiniteError:
         raise evaluation_fault(run) from None
     layers = look_at_layers(run)
     epoch = run.position.epoch + 1
     sheet = None
     if epoch in run.config.sample_epochs:
-        sheet = sample_sheet(run.model, run.val, run.step.autocast)
+        sheet = sample_sheet(run.model, run.val, run.step.autocast, run.config.window)
     val_loss = float(loss_sum) / len(run.val.cache)
     metrics = metrics_of(run, epoch, val_loss, matrix, started)
     if run.group.leads:
@@ -54,11 +54,13 @@ def close_epoch(run: Run) -> None:
 
 
 def look_at_layers(run: Run) -> dict[str, Any]:
-    """Each layer's statistics over the first validation batch."""
-    batch = next(iter(run.val.epoch()))
+    """Each layer's statistics over the first validation batch, or over its first window."""
+    images = next(iter(run.val.epoch())).images
+    if run.config.window is not None:
+        images = images[:, :, : run.config.window[0], : run.config.window[1]]
     real = run.group.rank < min(run.val.batch_size, len(run.val.cache))
     with evaluating(run.model, run.group.device, run.step.autocast):
-        return run.watch.look(batch.images, run.group, real)
+        return run.watch.look(images, run.group, real)
 
 
 def metrics_of(

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from ..data import Batch, Batches
 from ..metrics import ConfusionMatrix, sum_over_processes_
+from ..sizes import Size
 from .faults import NotFiniteError
 from .objective import class_logits
+from .windows import forward_in_windows
 
 
 def evaluate(
@@ -18,12 +20,13 @@ def evaluate(
     batches: Batches,
     autocast: torch.dtype | None = None,
     after_each: Callable[[Batch, Any], None] = lambda batch, outputs: None,
+    window: Size | None = None,
 ) -> ConfusionMatrix:
     """The confusion matrix over all images, in evaluation mode; the model is left as it was.
 
     Where several processes evaluate together, each its own share of every batch, all get the sum:
     every image has been counted once. `after_each` gets every batch with the model's outputs, and
-    may raise.
+    may raise. Images that are larger than `window` are seen in windows of that size.
 
     NotFiniteError, in all of them, if a logit was not finite: the largest of NaNs is a class too,
     and would be counted as a prediction.
@@ -32,7 +35,7 @@ def evaluate(
     bad = torch.zeros((), dtype=torch.int64, device=batches.device)  # batches
     with evaluating(model, batches.device, autocast):
         for batch in batches.epoch():
-            outputs = model(batch.images)
+            outputs = forward_in_windows(model, batch.images, window)
             logits = class_logits(outputs)
             bad += ~torch.isfinite(logits).all()
             matrix.update(logits.argmax(1), batch.labels)
@@ -44,9 +47,9 @@ def evaluate(
     return matrix
 
 
-def predict(model: nn.Module, images: Tensor) -> Tensor:
+def predict(model: nn.Module, images: Tensor, window: Size | None = None) -> Tensor:
     """The most likely class of each pixel: (N, H, W)."""
-    return class_logits(model(images)).argmax(1)
+    return class_logits(forward_in_windows(model, images, window)).argmax(1)
 
 
 @contextmanager

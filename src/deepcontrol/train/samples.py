@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..data import VOID, Batches
 from ..data.batches import CENTRE, SPREAD
 from ..data.sheet import coloured
+from ..sizes import Size
 from .evaluate import evaluating, predict
 
 IMAGES = 4
@@ -18,7 +19,7 @@ WRONG = (255, 48, 48)
 
 
 def sample_sheet(
-    model: nn.Module, batches: Batches, autocast: torch.dtype | None
+    model: nn.Module, batches: Batches, autocast: torch.dtype | None, window: Size | None = None
 ) -> NDArray[np.uint8]:
     """Images from all over a split, a row each: as pixels (H, W, 3).
 
@@ -33,7 +34,7 @@ def sample_sheet(
             here = [i - start for i in wanted if 0 <= i - start < batches.batch_size]
             if not here:
                 continue
-            predicted = predict(model, batch.images)
+            predicted = predict(model, batch.images, window)
             for offset in here:
                 mine = min(offset // batches.world, len(predicted) - 1)
                 rows.append(_row(batch.images[mine], batch.labels[mine], predicted[mine], batches))

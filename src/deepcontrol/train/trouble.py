@@ -93,7 +93,7 @@ def _step_and_evaluation(run: Run, images: int) -> None:
     asked = run.config.eval_batch_size
     evaluated = images if asked is None else -(-asked // run.group.world)
     with evaluating(run.model, run.group.device, run.step.autocast):
-        predict(run.model, _first(run.val, evaluated).images)
+        predict(run.model, _first(run.val, evaluated).images, run.config.window)
 
 
 def _first(batches: Batches, images: int) -> Batch:

@@ -1,0 +1,71 @@
+"""Images that are larger than in training, seen as in training: in windows of that size.
+
+AGC subtracts the mean of what it sees. Of a whole image that is another mean than of the crops that
+a network has learnt from, and its error is higher for it (LOG.md, benchmarks/crops.py).
+"""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sizes import Size
+
+
+def forward_in_windows(model: nn.Module, images: Tensor, size: Size | None) -> Any:
+    """The model's outputs for whole images (N, C, H, W), put together from windows of this size.
+
+    Each pixel is of the window whose middle is nearest to it. Images that are no larger, and all
+    of them if there is no size, go through at once.
+    """
+    if size is None:
+        return model(images)
+    rows, columns = (windows(whole, own) for whole, own in zip(images.shape[2:], size, strict=True))
+    if len(rows) == len(columns) == 1:
+        return model(images)
+    # Side by side in one batch: samples do not meet, and a GPU is better filled.
+    seen = [
+        images[:, :, top : top + size[0], left : left + size[1]]
+        for top, _ in rows
+        for left, _ in columns
+    ]
+    outputs = model(torch.cat(seen).contiguous(memory_format=torch.channels_last))
+    if isinstance(outputs, Tensor):
+        return _joined(outputs, rows, columns)
+    return type(outputs)(*(_joined(output, rows, columns) for output in outputs))
+
+
+def windows(whole: int, own: int) -> list[tuple[int, slice]]:
+    """Where windows begin along a side, and which pixels each of them stands for.
+
+    >>> windows(384, 256)
+    [(0, slice(0, 192, None)), (128, slice(192, 384, None))]
+    >>> windows(512, 512)
+    [(0, slice(0, 512, None))]
+    """
+    count = -(-whole // own)
+    if count == 1:
+        return [(0, slice(0, whole))]
+    starts = [round(i * (whole - own) / (count - 1)) for i in range(count)]
+    borders = [(a + b + own) // 2 for a, b in itertools.pairwise(starts)]
+    shares = itertools.pairwise([0, *borders, whole])
+    return [(start, slice(*share)) for start, share in zip(starts, shares, strict=True)]
+
+
+def _joined(
+    output: Tensor, rows: list[tuple[int, slice]], columns: list[tuple[int, slice]]
+) -> Tensor:
+    """One map of all windows' outputs (windows x N, C, h, w)."""
+    parts = iter(output.chunk(len(rows) * len(columns)))
+
+    def cut(part: Tensor, top: int, height: slice, left: int, width: slice) -> Tensor:
+        return part[
+            :, :, height.start - top : height.stop - top, width.start - left : width.stop - left
+        ]
+
+    lines = [
+        torch.cat([cut(next(parts), top, height, left, width) for left, width in columns], 3)
+        for top, height in rows
+    ]
+    return torch.cat(lines, 2)
