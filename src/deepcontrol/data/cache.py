@@ -65,7 +65,7 @@ def prepare(
     """The cache of a source at a size: opened if it is there and whole, made if not.
 
     Images are resized to cover `size` with their aspect kept: CamVid's 3:4 images at 256x512 are
-    held at 384x512. Training crops from them, evaluation sees them whole.
+    held at 384x512. Training crops from them, evaluation looks at them in windows.
     """
     folder = folder or default_folder()
     folder.mkdir(parents=True, exist_ok=True)
