@@ -15,10 +15,17 @@ from deepcontrol.train.config import Train, save_config
 COLOURS = [[200, 0, 0], [0, 200, 0], [0, 0, 200]]
 
 
-def make_run(folder: Path, norm: str = "agc") -> Path:
-    config = Train(out=folder, norm=norm, width=0.0625)  # type: ignore[arg-type]
+def make_run(
+    folder: Path,
+    norm: str = "agc",
+    size: tuple[int, int] = (256, 512),
+    image_size: list[int] | None = None,
+) -> Path:
+    config = Train(out=folder, norm=norm, width=0.0625, size=size)  # type: ignore[arg-type]
     folder.mkdir()
     derived = {"classes": ["a", "b", "c"], "colours": COLOURS}
+    if image_size is not None:
+        derived["image_size"] = image_size
     save_config(config, derived, {"versions": {}, "commit": None})
     torch.manual_seed(1)
     model = build_model(config, 3)

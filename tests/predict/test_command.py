@@ -12,15 +12,16 @@ from deepcontrol.cli import main
 from deepcontrol.data.batches import normalised
 from deepcontrol.predict import memory
 from deepcontrol.predict.network import load_network
+from deepcontrol.train.evaluate import predict
 from tests.predict.conftest import COLOURS, make_run, pixels
 
 
-def predicted(run: Path, path: Path) -> np.ndarray:
+def predicted(run: Path, path: Path, window: tuple[int, int] | None = None) -> np.ndarray:
     """What the run's best network says, asked directly."""
     network = load_network(run, "best", torch.device("cpu"))
     image = torch.from_numpy(np.array(Image.open(path).convert("RGB")))
     with torch.no_grad():
-        return network.model(normalised(image.unsqueeze(0)))[0].argmax(0).numpy()
+        return predict(network.model, normalised(image.unsqueeze(0)), window)[0].numpy()
 
 
 def test_labels_and_overlays(run: Path, images: Path, tmp_path: Path) -> None:
@@ -96,6 +97,26 @@ def test_tiles(run: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (ids != predicted(run, images / "b.png")).mean() < 1e-3
 
 
+@pytest.mark.parametrize("norm", ["agc", "bn"])
+def test_what_learnt_from_crops_sees_windows(
+    norm: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those with statistics of what they see; `--tile` shows them more."""
+    run = make_run(tmp_path / norm, norm=norm, size=(32, 64), image_size=[64, 64])
+    assert main(["predict", str(run), str(images / "b.png")]) == 0
+    said, ids = capsys.readouterr().out, pixels(run / "predictions" / "b-labels.png")
+    whole = predicted(run, images / "b.png")
+    if norm == "bn":
+        assert "windows" not in said
+        assert np.array_equal(ids, whole)
+        return
+    assert "4 windows)" in said  # of 64x96
+    assert np.array_equal(ids, predicted(run, images / "b.png", (32, 64)))
+    assert not np.array_equal(ids, whole)
+    assert main(["predict", str(run), str(images / "b.png"), "--tile", "64x96"]) == 0
+    assert np.array_equal(pixels(run / "predictions" / "b-labels.png"), whole)
+
+
 def test_little_memory_makes_tiles(
     run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +137,7 @@ def test_more_pixels_than_memory(
 def test_too_large_for_the_device(
     run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("deepcontrol.predict.run.label", refuse)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol.models.classnet import ClassesAndContour
+from deepcontrol.predict.network import load_network
 from deepcontrol.train.build import build_data, build_model, open_sources
 from deepcontrol.train.checkpoint import load
 from deepcontrol.train.distributed import Group
@@ -65,6 +66,8 @@ def test_a_run_on_crops_is_evaluated_in_windows(camvid: Path, run: Path) -> None
     whole = evaluate(model, data.val).pixel_error
     assert in_windows != whole
     assert metrics(run)[-1]["val_error"] == in_windows
+    assert load_network(run, "last", torch.device("cpu")).window == (32, 32)  # for `predict`
     other = run.with_name("other")
     train_here(other, epochs=1, eval_whole="", **kind)
     assert metrics(other)[-1]["val_error"] == whole
+    assert load_network(other, "last", torch.device("cpu")).window is None

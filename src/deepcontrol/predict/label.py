@@ -26,11 +26,16 @@ class Pixels(Protocol):
 
 
 def label(
-    model: nn.Module, image: Pixels, tiles: list[Tile], progress: Progress = lambda *_: None
+    model: nn.Module,
+    image: Pixels,
+    tiles: list[Tile],
+    progress: Progress = lambda *_: None,
+    share_means: bool = True,
 ) -> NDArray[np.uint8]:
     """Each pixel's most likely class (H, W), by a model in evaluation mode."""
     ids = np.zeros(image.size, np.uint8)
-    for tile, logits in logits_by_tile(model, image, tiles, progress):
+    by_tile = logits_by_tile if share_means else logits_by_window
+    for tile, logits in by_tile(model, image, tiles, progress):
         rows, columns = (slice(*span) for span in tile.core)
         ids[rows, columns] = logits.argmax(0).to(torch.uint8).cpu().numpy()
     return ids
@@ -61,6 +66,16 @@ def logits_by_tile(
                 done += 1
                 progress(done, total)
             counting = shared.end_pass()
+
+
+@torch.inference_mode()
+def logits_by_window(
+    model: nn.Module, image: Pixels, tiles: list[Tile], progress: Progress = lambda *_: None
+) -> Iterator[tuple[Tile, Tensor]]:
+    """The same of tiles that have nothing to do with each other."""
+    for done, tile in enumerate(tiles, 1):
+        yield tile, core_of(model(window_of(image, tile, model)), tile)
+        progress(done, len(tiles))
 
 
 def window_of(image: Pixels, tile: Tile, model: nn.Module) -> Tensor:

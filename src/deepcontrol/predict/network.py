@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..data.sample import Palette
+from ..sizes import Size
 from ..train.build import build_model
 from ..train.checkpoint import load
 from ..train.config import load_config
@@ -18,6 +19,7 @@ from .tiles import up_to_multiple
 
 # Norms whose statistics are of the map that they see: a tile's, where there are tiles.
 OF_THE_TILE = ("gn", "in", "frn")
+OF_WHAT_IS_SEEN = ("agc", *OF_THE_TILE)
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Network:
     classes: tuple[str, ...]
     palette: Palette
     norm: str
+    window: Size | None = None  # to be used in, if it was trained on crops and has their statistics
 
     @property
     def unit(self) -> int:
@@ -55,7 +58,9 @@ def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
         load_weights(model, load(folder).model)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / 'config.json'}: classes and colours: {error}") from error
-    return Network(model.eval().to(device), classes, palette, config.norm)
+    saw_crops = derived.get("image_size", list(config.size)) != list(config.size)
+    window = config.window if saw_crops and config.norm in OF_WHAT_IS_SEEN else None
+    return Network(model.eval().to(device), classes, palette, config.norm, window)
 
 
 def _classes(derived: dict[str, Any]) -> tuple[tuple[str, ...], Palette]:

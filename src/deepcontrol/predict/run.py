@@ -19,7 +19,7 @@ from .images import Job, OpenImage, find_jobs, write
 from .label import label
 from .memory import automatic_tile, free_bytes
 from .network import OF_THE_TILE, Network, load_network
-from .tiles import Tile, cut, up_to_multiple
+from .tiles import Tile, cut, cut_windows, up_to_multiple
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Predict:
     labels are those of the whole image. That takes a pass over all tiles for each layer, as far as
     that layer; networks with bn or without norm take one. gn, in and frn have statistics of each
     tile, which cannot be shared: there seams remain.
+
+    A network that was trained on crops of its images, and has statistics of what it sees (agc, gn,
+    in, frn), sees windows of the crops' size, each with its own; with --tile, tiles as above.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -45,7 +48,8 @@ class Predict:
     out: Path | None = None
     """The folder to write to; `predictions` in the run folder unless told otherwise."""
     tile: Size | None = None
-    """Label tiles of this size, without what they overlap; chosen by the free memory otherwise."""
+    """Label tiles of this size, without what they overlap; chosen by the free memory otherwise. One
+    that is larger than the image shows it whole."""
     checkpoint: Literal["best", "last"] = "best"
     """Which of the run's networks."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -99,11 +103,16 @@ def predict_one(
     if min(image.size) < network.unit:
         height, width = image.size
         raise ValueError(f"{height}x{width} is below the network's smallest, {network.unit}")
-    tiles = choose_tiles(network, image.size, tile, free_bytes(device))
-    write(job, image, label(network.model, image, tiles, progress), network.palette)
+    window = network.window if tile is None else None
+    if window is None:
+        tiles = choose_tiles(network, image.size, tile, free_bytes(device))
+    else:
+        tiles = cut_windows(image.size, window)
+    ids = label(network.model, image, tiles, progress, share_means=window is None)
+    write(job, image, ids, network.palette)
     seconds = time.perf_counter() - started
-    parts = f", {len(tiles)} tiles" if len(tiles) > 1 else ""
-    if len(tiles) > 1 and network.norm in OF_THE_TILE:
+    parts = f", {len(tiles)} {'windows' if window else 'tiles'}" if len(tiles) > 1 else ""
+    if len(tiles) > 1 and window is None and network.norm in OF_THE_TILE:
         parts += f" with seams: {network.norm} takes its statistics from each tile"
     return f"{job.image}: {job.overlay}, {job.labels.name} ({seconds:.1f} s{parts})"
 

@@ -242,6 +242,7 @@ def derived(
         "colours": [list(colour) for colour in train.cache.palette],
         "steps_per_epoch": len(train),
         "train_images": len(train.cache),
+        "image_size": list(train.cache.size),  # of which training sees crops of config's size
         "val_images": len(val.cache),
         "fingerprints": data,
     }
