@@ -11,12 +11,11 @@ much of an error is one of generalisation.
 """
 
 import argparse
-import csv
 from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import about
+from deepcontrol.bench.record import write
 from deepcontrol.data import Batches, open_source, prepare
 from deepcontrol.metrics import ConfusionMatrix
 from deepcontrol.predict.network import load_network
@@ -37,11 +36,7 @@ def main() -> None:
         for run in flags.runs
         for split in ("val", "train")
     ]
-    flags.out.parent.mkdir(parents=True, exist_ok=True)
-    with flags.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write(flags.out, rows, flags.device)
 
 
 def measure(
@@ -70,7 +65,6 @@ def measure(
         "epochs": read(run / METRICS)[-1]["epoch"],
         "error_whole": f"{whole.pixel_error:.4f}",
         "error_by_windows": f"{by_windows.pixel_error:.4f}",
-        **about(device.type),
     }
     print(*row.values(), sep=", ", flush=True)
     return row

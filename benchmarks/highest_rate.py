@@ -180,7 +180,7 @@ def training(
     if bad is None:
         row["last_loss"] = f"{statistics.fmean(losses[-len(batches) :]):.4f}"
         try:
-            seen = Batches(val, BATCH, device=batches.device)
+            seen = Batches(val, BATCH, device=batches.device)  # whole images
             row["val_error"] = f"{evaluate(model, seen, step.autocast).pixel_error:.4f}"
         except NotFiniteError:  # the very last update
             row["diverged_at_step"] = len(losses)
@@ -192,6 +192,7 @@ def is_there(path: Path, key: dict[str, Any]) -> bool:
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
+    """At the end of the file, so that several processes can share it, each with its own seeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     with path.open("a", newline="") as file:

@@ -8,7 +8,6 @@ epoch at the paper's rate. Minutes on a CPU.
 """
 
 import argparse
-import csv
 import math
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d, he_init_, identity_init_
+from deepcontrol.bench.record import write_rows
 from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.losses import class_weights, pixel_cross_entropy
 from deepcontrol.metrics import ConfusionMatrix
@@ -84,11 +84,7 @@ def main() -> None:
                         }
                     )
                     print(*rows[-1].values(), flush=True)
-    flags.out.parent.mkdir(parents=True, exist_ok=True)
-    with flags.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(flags.out, rows)
 
 
 def one_epoch(

@@ -34,8 +34,7 @@ def label(
 ) -> NDArray[np.uint8]:
     """Each pixel's most likely class (H, W), by a model in evaluation mode."""
     ids = np.zeros(image.size, np.uint8)
-    by_tile = logits_by_tile if share_means else logits_by_window
-    for tile, logits in by_tile(model, image, tiles, progress):
+    for tile, logits in logits_by_tile(model, image, tiles, progress, share_means):
         rows, columns = (slice(*span) for span in tile.core)
         ids[rows, columns] = logits.argmax(0).to(torch.uint8).cpu().numpy()
     return ids
@@ -43,17 +42,22 @@ def label(
 
 @torch.inference_mode()
 def logits_by_tile(
-    model: nn.Module, image: Pixels, tiles: list[Tile], progress: Progress = lambda *_: None
+    model: nn.Module,
+    image: Pixels,
+    tiles: list[Tile],
+    progress: Progress = lambda *_: None,
+    share_means: bool = True,
 ) -> Iterator[tuple[Tile, Tensor]]:
     """The logits (classes, H, W) of each tile's core.
 
-    Several tiles share one mean for each AGC layer, for which they are passed over once for each,
-    and once more for the logits. Without AGC layers, and for a single tile, one pass is all.
+    Several tiles share one mean for each AGC layer, unless each shall have its own: they are passed
+    over once for each layer, and once more for the logits. Without AGC layers, and for a single
+    tile, one pass is all.
     """
-    if len(tiles) == 1:  # whose mean is the image's
-        (tile,) = tiles
-        yield tile, core_of(model(window_of(image, tile, model)), tile)
-        progress(1, 1)
+    if len(tiles) == 1 or not share_means:  # a single tile's mean is the image's
+        for done, tile in enumerate(tiles, 1):
+            yield tile, core_of(model(window_of(image, tile, model)), tile)
+            progress(done, len(tiles))
         return
     with SharedMeans(model) as shared:
         done, total = 0, len(tiles) * (len(shared.layers) + 1)
@@ -66,16 +70,6 @@ def logits_by_tile(
                 done += 1
                 progress(done, total)
             counting = shared.end_pass()
-
-
-@torch.inference_mode()
-def logits_by_window(
-    model: nn.Module, image: Pixels, tiles: list[Tile], progress: Progress = lambda *_: None
-) -> Iterator[tuple[Tile, Tensor]]:
-    """The same of tiles that have nothing to do with each other."""
-    for done, tile in enumerate(tiles, 1):
-        yield tile, core_of(model(window_of(image, tile, model)), tile)
-        progress(done, len(tiles))
 
 
 def window_of(image: Pixels, tile: Tile, model: nn.Module) -> Tensor:

@@ -38,7 +38,8 @@ class Predict:
     tile, which cannot be shared: there seams remain.
 
     A network that was trained on crops of its images, and has statistics of what it sees (agc, gn,
-    in, frn), sees windows of the crops' size, each with its own; with --tile, tiles as above.
+    in, frn), sees windows of the crops' size, each with its own: seams can show between them, and
+    the error is lower. With --tile it sees tiles as above.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]

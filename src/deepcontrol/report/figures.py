@@ -50,22 +50,24 @@ def data_uri(figure: Figure) -> str:
     return _as_uri(_svg(figure))
 
 
-def save_figure(figure: Figure, path: Path) -> str:
-    """As path.svg and path.png; returns what data_uri does."""
+def save_figure(figure: Figure, path: Path, shaded: bool = False) -> str:
+    """As path.svg and path.png; returns what data_uri does. A heat map is shaded, lines are not."""
     svg = _svg(figure)
     path.with_suffix(".svg").write_bytes(svg)
     figure.set_layout_engine("none")  # it is laid out by now, which takes as long as to draw it
-    _save_png(figure, path.with_suffix(".png"))
+    _save_png(figure, path.with_suffix(".png"), shaded)
     return _as_uri(svg)
 
 
-def _save_png(figure: Figure, path: Path) -> None:
-    """In 256 colours: a chart needs no more, and takes less than half the bytes."""
+def _save_png(figure: Figure, path: Path, shaded: bool) -> None:
+    """In 256 colours, at less than half the bytes, unless there are shades: they would show."""
     file = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(file, format="png", dpi=150)
     picture = Image.open(file).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    if not shaded:
+        picture = picture.quantize(256, dither=Image.Dither.NONE)
+    picture.save(path, optimize=True)
 
 
 def _svg(figure: Figure) -> bytes:

@@ -70,7 +70,7 @@ def write_figures(study: Study, folder: Path) -> dict[str, str]:
     depth = draw_depth(lam, "lambda", 1.0, *scales)
     multiples = draw_multiples(lam, "lambda", 1.0)
     return {
-        "depth": save_figure(depth, folder / "lambda"),
+        "depth": save_figure(depth, folder / "lambda", shaded=True),
         "multiples": save_figure(multiples, folder / "lambda-layers"),
     }
 

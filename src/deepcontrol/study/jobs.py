@@ -8,7 +8,7 @@ from typing import Any
 
 from ..report.runs import METRICS, read_diverged, read_run
 from ..train.checkpoint import BEST, LAST, PREVIOUS
-from ..train.config import Train, check_unchanged, load_config
+from ..train.config import ConfigChangedError, Train, differences, load_config
 from ..train.lock import is_locked
 from .arms import Arm
 from .claims import Claim
@@ -50,13 +50,19 @@ def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path |
 
 
 def refuse_others(jobs: list[Job]) -> None:
-    """ConfigChangedError if a run that is there was made in another way than planned."""
+    """ConfigChangedError if a run that is there was made in another way than it would be now."""
     for job in jobs:
         try:
             made, _ = load_config(job.folder)
         except (ValueError, OSError):
             continue  # none yet; or it cannot be read, which its own process will say
-        check_unchanged(job.config, made)
+        found = differences(job.config, made)
+        if found:
+            raise ConfigChangedError(
+                f"{job.folder} was made in another way than it would be now: {', '.join(found)}. "
+                "What is there can be shown (`deepcontrol report`) but not gone on with: choose "
+                "another --out."
+            )
 
 
 def command(config: Train) -> list[str]:

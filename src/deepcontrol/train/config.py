@@ -197,16 +197,21 @@ def save_config(config: Train, derived: Mapping[str, Any], about: Mapping[str, A
 
 def check_unchanged(config: Train, before: Train) -> None:
     """ConfigChangedError, with every difference shown, unless `config` is the same run."""
-    differences = [
+    found = differences(config, before)
+    if found:
+        raise ConfigChangedError(
+            f"{config.out} was started differently: {', '.join(found)}. "
+            "Leave these flags out to continue it, or choose another --out."
+        )
+
+
+def differences(config: Train, before: Train) -> list[str]:
+    """What of `before` would be another run in `config`: --lr 0.5 -> 0.25."""
+    return [
         f"--{_flag(f.name)} {_shown(getattr(before, f.name))} -> {_shown(getattr(config, f.name))}"
         for f in fields(Train)
         if f.name not in FREE and getattr(before, f.name) != getattr(config, f.name)
     ]
-    if differences:
-        raise ConfigChangedError(
-            f"{config.out} was started differently: {', '.join(differences)}. "
-            "Leave these flags out to continue it, or choose another --out."
-        )
 
 
 def to_json(config: Train) -> dict[str, Any]:
