@@ -3,11 +3,10 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from tests.noise import make_camvid
 from tests.train.runs import prepare_data, train_here
 
 
@@ -36,12 +35,4 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def camvid(tmp_path: Path) -> Path:
-    """A data set of noise in CamVid's layout, 32x64."""
-    root, rng = tmp_path / "camvid", np.random.default_rng(0)
-    for split in ("train", "val"):
-        for folder, shape in ((split, (32, 64, 3)), (f"{split}annot", (32, 64))):
-            (root / folder).mkdir(parents=True)
-            for i in range(2):
-                pixels = rng.integers(11, size=shape).astype(np.uint8)
-                Image.fromarray(pixels).save(root / folder / f"{i}.png")
-    return root
+    return make_camvid(tmp_path / "camvid")

@@ -137,7 +137,7 @@ def _write(
     if len(runs) == 1:  # the same function, as was checked
         return agreement, {}
     with torch.no_grad():
-        return agreement, compare(runs, images.validation())
+        return agreement, compare(runs, images.validation(), images.window)
 
 
 def _print(

@@ -5,35 +5,42 @@ a network has learnt from, and its error is higher for it (LOG.md, benchmarks/cr
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..sizes import Size
 
 
-def forward_in_windows(model: nn.Module, images: Tensor, size: Size | None) -> Any:
+def forward_in_windows(model: Callable[[Tensor], Any], images: Tensor, size: Size | None) -> Any:
     """The model's outputs for whole images (N, C, H, W), put together from windows of this size.
 
     Each pixel is of the window whose middle is nearest to it. Images that are no larger, and all
     of them if there is no size, go through at once.
     """
-    if size is None:
+    seen = views(images, size)
+    if size is None or len(seen) == 1:
         return model(images)
     rows, columns = (windows(whole, own) for whole, own in zip(images.shape[2:], size, strict=True))
-    if len(rows) == len(columns) == 1:
-        return model(images)
     # Side by side in one batch: samples do not meet, and a GPU is better filled.
-    seen = [
-        images[:, :, top : top + size[0], left : left + size[1]]
-        for top, _ in rows
-        for left, _ in columns
-    ]
     outputs = model(torch.cat(seen).contiguous(memory_format=torch.channels_last))
     if isinstance(outputs, Tensor):
         return _joined(outputs, rows, columns)
     return type(outputs)(*(_joined(output, rows, columns) for output in outputs))
+
+
+def views(images: Tensor, size: Size | None) -> list[Tensor]:
+    """The windows of images (N, C, H, W), row by row; the images if there is nothing to cut."""
+    if size is None:
+        return [images]
+    rows, columns = (windows(whole, own) for whole, own in zip(images.shape[2:], size, strict=True))
+    return [
+        images[:, :, top : top + size[0], left : left + size[1]]
+        for top, _ in rows
+        for left, _ in columns
+    ]
 
 
 def windows(whole: int, own: int) -> list[tuple[int, slice]]:
