@@ -30,11 +30,10 @@ def label(
     image: Pixels,
     tiles: list[Tile],
     progress: Progress = lambda *_: None,
-    share_means: bool = True,
 ) -> NDArray[np.uint8]:
     """Each pixel's most likely class (H, W), by a model in evaluation mode."""
     ids = np.zeros(image.size, np.uint8)
-    for tile, logits in logits_by_tile(model, image, tiles, progress, share_means):
+    for tile, logits in logits_by_tile(model, image, tiles, progress):
         rows, columns = (slice(*span) for span in tile.core)
         ids[rows, columns] = logits.argmax(0).to(torch.uint8).cpu().numpy()
     return ids
@@ -46,18 +45,15 @@ def logits_by_tile(
     image: Pixels,
     tiles: list[Tile],
     progress: Progress = lambda *_: None,
-    share_means: bool = True,
 ) -> Iterator[tuple[Tile, Tensor]]:
     """The logits (classes, H, W) of each tile's core.
 
-    Several tiles share one mean for each AGC layer, unless each shall have its own: they are passed
-    over once for each layer, and once more for the logits. Without AGC layers, and for a single
-    tile, one pass is all.
+    Several tiles share one mean for each AGC layer: they are passed over once for each layer, and
+    once more for the logits. Without AGC layers, and for a single tile, one pass is all.
     """
-    if len(tiles) == 1 or not share_means:  # a single tile's mean is the image's
-        for done, tile in enumerate(tiles, 1):
-            yield tile, core_of(model(window_of(image, tile, model)), tile)
-            progress(done, len(tiles))
+    if len(tiles) == 1:  # its mean is the image's
+        yield tiles[0], core_of(model(window_of(image, tiles[0], model)), tiles[0])
+        progress(1, 1)
         return
     with SharedMeans(model) as shared:
         done, total = 0, len(tiles) * (len(shared.layers) + 1)

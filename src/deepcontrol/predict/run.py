@@ -1,5 +1,6 @@
 """`deepcontrol predict`: images and folders to labels and overlays."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from rich.progress import Progress
 from ..sizes import Size
 from ..train.devices import choose_device
 from ..train.faults import is_out_of_memory
+from .blend import corners, label_blended
 from .images import Job, OpenImage, find_jobs, write
 from .label import label
 from .memory import automatic_tile, free_bytes
 from .network import OF_THE_TILE, Network, load_network
-from .tiles import Tile, cut, cut_windows, up_to_multiple
+from .tiles import Tile, cut, up_to_multiple
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Predict:
     tile, which cannot be shared: there seams remain.
 
     A network that was trained on crops of its images, and has statistics of what it sees (agc, gn,
-    in, frn), sees windows of the crops' size, each with its own: seams can show between them, and
-    the error is lower. With --tile it sees tiles as above.
+    in, frn), sees windows of the crops' size, each with its own. They overlap by half, and their
+    probabilities are blended. With --tile it sees tiles as above.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -104,17 +106,18 @@ def predict_one(
     if min(image.size) < network.unit:
         height, width = image.size
         raise ValueError(f"{height}x{width} is below the network's smallest, {network.unit}")
-    window = network.window if tile is None else None
-    if window is None:
-        tiles = choose_tiles(network, image.size, tile, free_bytes(device))
+    if network.window is not None and tile is None:
+        ids = label_blended(network.model, image, network.window, progress)
+        count, parts = math.prod(map(len, corners(image.size, network.window))), "windows"
     else:
-        tiles = cut_windows(image.size, window)
-    ids = label(network.model, image, tiles, progress, share_means=window is None)
+        tiles = choose_tiles(network, image.size, tile, free_bytes(device))
+        ids = label(network.model, image, tiles, progress)
+        count, parts = len(tiles), "tiles"
+        if network.norm in OF_THE_TILE:
+            parts += f" with seams: {network.norm} takes its statistics from each tile"
     write(job, image, ids, network.palette)
     seconds = time.perf_counter() - started
-    parts = f", {len(tiles)} {'windows' if window else 'tiles'}" if len(tiles) > 1 else ""
-    if len(tiles) > 1 and window is None and network.norm in OF_THE_TILE:
-        parts += f" with seams: {network.norm} takes its statistics from each tile"
+    parts = f", {count} {parts}" if count > 1 else ""
     return f"{job.image}: {job.overlay}, {job.labels.name} ({seconds:.1f} s{parts})"
 
 

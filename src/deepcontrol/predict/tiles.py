@@ -8,7 +8,6 @@ so that poolings fall on the same pixels as in the whole image.
 from dataclasses import dataclass
 
 from ..data import Size
-from ..train.windows import windows
 
 Span = tuple[int, int]  # from and up to, in pixels
 
@@ -44,22 +43,6 @@ def cut(image: Size, core: Size, unit: int, halo: int) -> list[Tile]:
     if halo % unit:
         raise ValueError(f"a halo of {halo} pixels is no multiple of the network's unit, {unit}")
     rows, columns = (_spans(*a, unit, halo) for a in zip(image, core, strict=True))
-    return [Tile((r[0], c[0]), (r[1], c[1])) for r in rows for c in columns]
-
-
-def cut_windows(image: Size, window: Size) -> list[Tile]:
-    """Windows of this size, each of which stands for what is nearest to its middle.
-
-    >>> [tile.core[0] for tile in cut_windows((384, 512), (256, 512))]
-    [(0, 192), (192, 384)]
-    """
-    rows, columns = (
-        [
-            ((share.start, share.stop), (start, min(start + own, whole)))
-            for start, share in windows(whole, own)
-        ]
-        for whole, own in zip(image, window, strict=True)
-    )
     return [Tile((r[0], c[0]), (r[1], c[1])) for r in rows for c in columns]
 
 

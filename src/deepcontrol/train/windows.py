@@ -51,13 +51,21 @@ def windows(whole: int, own: int) -> list[tuple[int, slice]]:
     >>> windows(512, 512)
     [(0, slice(0, 512, None))]
     """
-    count = -(-whole // own)
-    if count == 1:
-        return [(0, slice(0, whole))]
-    starts = [round(i * (whole - own) / (count - 1)) for i in range(count)]
+    starts = starts_of(whole, own, step=own)
     borders = [(a + b + own) // 2 for a, b in itertools.pairwise(starts)]
     shares = itertools.pairwise([0, *borders, whole])
     return [(start, slice(*share)) for start, share in zip(starts, shares, strict=True)]
+
+
+def starts_of(whole: int, own: int, step: int) -> list[int]:
+    """Where windows begin that cover a side, as far from each other as `step` at most.
+
+    >>> starts_of(384, 256, step=256), starts_of(384, 256, step=64), starts_of(200, 256, step=64)
+    ([0, 128], [0, 64, 128], [0])
+    """
+    rest = max(0, whole - own)
+    count = 1 + -(-rest // step)
+    return [round(i * rest / max(1, count - 1)) for i in range(count)]
 
 
 def _joined(

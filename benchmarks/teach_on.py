@@ -1,0 +1,107 @@
+"""A network learnt from crops, and is to be used on whole images: do a few more epochs help?
+
+    python benchmarks/teach_on.py RUN --data-root CAMVID --out benchmarks/results/teach-on.csv
+
+Trains the last checkpoint of a run on, at the run's rate and batch, in three ways: on crops as
+before, on whole images, and on both in turn, batch by batch. Then evaluates it as
+benchmarks/crops.py does: on whole images, and in windows of the crops' size. The first way tells
+how much of a change more epochs alone would have made.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from deepcontrol.bench.record import write
+from deepcontrol.data import Augment, Batch, Batches, Cache, prepare
+from deepcontrol.optim import sgd
+from deepcontrol.predict.network import load_network
+from deepcontrol.train import TrainingStep
+from deepcontrol.train.build import build_objective, open_sources
+from deepcontrol.train.config import Train, load_config
+from deepcontrol.train.evaluate import evaluate
+from deepcontrol.train.records import METRICS, read
+
+WAYS = ("not at all", "crops", "whole images", "both in turn")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--epochs", type=int, default=6, help="further ones")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("out/teach-on.csv"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    flags = parser.parse_args()
+    config, _ = load_config(flags.run)
+    if flags.data_root is not None:
+        config = replace(config, data_root=flags.data_root)
+    train, val = (prepare(source, config.size) for source in open_sources(config))
+    rows = []
+    for way in WAYS:
+        epochs = 0 if way == WAYS[0] else flags.epochs
+        errors = taught_on(flags.run, config, way, epochs, train, val, torch.device(flags.device))
+        rows.append(
+            {
+                "norm": config.norm,
+                "data": config.data,
+                "trained_on": "x".join(map(str, config.size)),
+                "images": "x".join(map(str, val.size)),
+                "width": config.width,
+                "batch": config.batch_size,
+                "rate": config.rate,
+                "seed": config.seed,
+                "epochs": read(flags.run / METRICS)[-1]["epoch"],
+                "taught_on": way,
+                "epochs_more": epochs,
+                "error_whole": f"{errors[0]:.4f}",
+                "error_by_windows": f"{errors[1]:.4f}",
+            }
+        )
+        print(*rows[-1].values(), sep=", ", flush=True)
+    write(flags.out, rows, flags.device)
+
+
+def taught_on(
+    run: Path, config: Train, way: str, epochs: int, train: Cache, val: Cache, device: torch.device
+) -> tuple[float, float]:
+    """The errors on whole images and in windows, after further epochs of a kind."""
+    model = load_network(run, "last", device).model
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    autocast = torch.bfloat16 if device.type == "cuda" else None
+    optimiser = sgd([{"params": list(model.parameters())}], config.rate, config.momentum)
+    # Not from a graph, which would have one size of images.
+    loss = build_objective(config, train, device).loss
+    step = TrainingStep(model, loss, optimiser, "eager", autocast)
+    for epoch in range(epochs):
+        model.train()
+        for batch in seen(config, way, epoch, train, device):
+            step(batch.images, batch.labels)
+    model.eval()
+    batches = Batches(val, config.evaluated_at_once, device=device)
+    whole, windows = (evaluate(model, batches, autocast, window=w) for w in (None, config.size))
+    return whole.pixel_error, windows.pixel_error
+
+
+def seen(
+    config: Train, way: str, epoch: int, train: Cache, device: torch.device
+) -> Iterator[Batch]:
+    """An epoch's batches. With both in turn, each image comes once all the same."""
+    crops, wholes = (
+        Batches(train, config.batch_size, size=size, augment=Augment(), seed=1, device=device)
+        for size in (config.size, train.size)
+    )
+    for number, (crop, whole) in enumerate(
+        zip(crops.epoch(epoch), wholes.epoch(epoch), strict=True)
+    ):
+        yield whole if way == "whole images" or (way == "both in turn" and number % 2) else crop
+
+
+if __name__ == "__main__":
+    main()
