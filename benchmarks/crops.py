@@ -7,7 +7,8 @@ windows of the size that it was trained on, of which each gives the labels of th
 its middle. BatchNorm has the same statistics either way, and loses what lies outside of a
 window; AGC loses that too, and gets means as in training. What AGC gains on BatchNorm by windows is
 what the change of its means costs. The images that it was trained on, in the same way, tell how
-much of an error is one of generalisation.
+much of an error is one of generalisation. In fp32, whatever training computed in; rows are added
+to --out.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import write
+from deepcontrol.bench.record import about, read_rows, write_rows
 from deepcontrol.data import Batches, open_source, prepare
 from deepcontrol.metrics import ConfusionMatrix
 from deepcontrol.predict.network import load_network
@@ -36,7 +37,8 @@ def main() -> None:
         for run in flags.runs
         for split in ("val", "train")
     ]
-    write(flags.out, rows, flags.device)
+    here = about(flags.device)
+    write_rows(flags.out, [*read_rows(flags.out), *({**row, **here} for row in rows)])
 
 
 def measure(

@@ -5,7 +5,8 @@
 Trains the last checkpoint of a run on, at the run's rate and batch, in three ways: on crops as
 before, on whole images, and on both in turn, batch by batch. Then evaluates it as
 benchmarks/crops.py does: on whole images, and in windows of the crops' size. The first way tells
-how much of a change more epochs alone would have made.
+how much of a change more epochs alone would have made. Momentum starts at zero, nothing is clipped,
+and rows are added to --out.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import write
+from deepcontrol.bench.record import about, read_rows, write_rows
 from deepcontrol.data import Augment, Batch, Batches, Cache, prepare
 from deepcontrol.optim import sgd
 from deepcontrol.predict.network import load_network
@@ -64,7 +65,8 @@ def main() -> None:
             }
         )
         print(*rows[-1].values(), sep=", ", flush=True)
-    write(flags.out, rows, flags.device)
+    here = about(flags.device)
+    write_rows(flags.out, [*read_rows(flags.out), *({**row, **here} for row in rows)])
 
 
 def taught_on(
@@ -77,15 +79,15 @@ def taught_on(
     autocast = torch.bfloat16 if device.type == "cuda" else None
     optimiser = sgd([{"params": list(model.parameters())}], config.rate, config.momentum)
     # Not from a graph, which would have one size of images.
-    loss = build_objective(config, train, device).loss
-    step = TrainingStep(model, loss, optimiser, "eager", autocast)
+    objective = build_objective(config, train, device)
+    step = TrainingStep(model, objective.loss, optimiser, "eager", autocast)
     for epoch in range(epochs):
         model.train()
         for batch in seen(config, way, epoch, train, device):
-            step(batch.images, batch.labels)
+            step(batch.images, *objective.targets(batch))
     model.eval()
     batches = Batches(val, config.evaluated_at_once, device=device)
-    whole, windows = (evaluate(model, batches, autocast, window=w) for w in (None, config.size))
+    whole, windows = (evaluate(model, batches, window=w) for w in (None, config.size))
     return whole.pixel_error, windows.pixel_error
 
 
@@ -93,14 +95,15 @@ def seen(
     config: Train, way: str, epoch: int, train: Cache, device: torch.device
 ) -> Iterator[Batch]:
     """An epoch's batches. With both in turn, each image comes once all the same."""
-    crops, wholes = (
-        Batches(train, config.batch_size, size=size, augment=Augment(), seed=1, device=device)
-        for size in (config.size, train.size)
+    sizes = {"crops": [config.size], "whole images": [train.size]}.get(
+        way, [config.size, train.size]
     )
-    for number, (crop, whole) in enumerate(
-        zip(crops.epoch(epoch), wholes.epoch(epoch), strict=True)
-    ):
-        yield whole if way == "whole images" or (way == "both in turn" and number % 2) else crop
+    batches = [
+        Batches(train, config.batch_size, size=size, augment=Augment(), seed=1, device=device)
+        for size in sizes
+    ]
+    for number in range(len(batches[0])):
+        yield next(batches[number % len(batches)].epoch(epoch, start=number))
 
 
 if __name__ == "__main__":

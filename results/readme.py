@@ -36,7 +36,7 @@ def section(study: Study) -> str:
     words = (
         f"**{counts}.** {finished_words(study)}: {protocol_words(study)}.\n"
         f"Thin lines are seeds, crosses are runs that diverged. `{STUDY}/verdicts.md` has the\n"
-        f"rules too, and `deepcontrol report {STUDY}` makes the whole page."
+        f"rules too, and `{STUDY}/index.html` is the whole page."
     )
     return "\n\n".join((picture, words, table_of_verdicts(study, rules=False) + "\n"))
 

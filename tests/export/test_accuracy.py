@@ -1,15 +1,19 @@
 """What an export costs is measured on images as the network is to see them."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from deepcontrol.export.accuracy import compare
+from deepcontrol.cli import main
+from deepcontrol.convert import calibrate
+from deepcontrol.export.accuracy import compare, in_windows
 from deepcontrol.export.images import RunImages
 from deepcontrol.train.build import build_model
-from deepcontrol.train.config import Train
+from deepcontrol.train.checkpoint import Checkpoint, save_best
+from deepcontrol.train.config import Train, save_config
 from deepcontrol.train.evaluate import evaluate
 from tests.noise import make_camvid
 
@@ -28,14 +32,44 @@ def test_errors_are_those_of_eval(config: Train, whole: bool) -> None:
     config = replace(config, eval_whole=whole)
     model, images = build_model(config, 11).eval(), RunImages(config)
     with torch.no_grad():
-        runs = {"as trained": lambda seen: (model(seen),), "none": lambda seen: (-model(seen),)}
-        found = compare(runs, images.validation(), images.window)
+        runs = {
+            "as trained": in_windows(lambda seen: (model(seen),), images.window),
+            "none": in_windows(lambda seen: (-model(seen),), images.window),
+        }
+        found = compare(runs, images.validation())
     expected = evaluate(model, images.validation(), window=None if whole else SIZE)
     assert found["as trained"].pixel_error == expected.pixel_error
     assert found["as trained"].relabelled == 0
     assert found["none"].relabelled > 0.5
     other = evaluate(model, images.validation(), window=SIZE if whole else None)
     assert other.pixel_error != expected.pixel_error
+
+
+@pytest.mark.usefixtures("shallow")
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_network_of_crops(config: Train, fixed: bool) -> None:
+    """Used in windows, unless its means are fixed and no longer those of what it sees."""
+    run = config.out
+    run.mkdir()
+    derived = {"classes": [*"abcdefghijk"], "colours": [[i, 0, 0] for i in range(11)]}
+    save_config(config, derived | {"image_size": [32, 64]}, {"versions": {}, "commit": None})
+    model = build_model(config, 11).eval()
+    save_best(run, Checkpoint(model.state_dict(), {}))
+    more = ["--fixed-means"] if fixed else []
+    assert main(["export", str(run), "--to", "exported", *more]) == 0
+    (about,) = (json.loads(path.read_text()) for path in (run / "export").glob("*.json"))
+    assert about["input"]["seen_in_windows_of"] == (None if fixed else list(SIZE))
+    if not fixed:
+        assert about["validation"] is None
+        return
+    images = RunImages(config)
+    plain = calibrate(model, images.calibration())
+    expected = {
+        "as trained": evaluate(model, images.validation(), window=SIZE).pixel_error,
+        "fixed means": evaluate(plain, images.validation()).pixel_error,
+    }
+    found = {name: row["pixel_error"] for name, row in about["validation"].items()}
+    assert found == expected
 
 
 def test_means_and_ranges_come_from_windows(config: Train) -> None:

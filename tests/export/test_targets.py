@@ -73,7 +73,6 @@ def test_exported(run: Path, fold: str) -> None:
     assert about["folded"] is (fold == "--fold")
     assert about["check"]["largest_difference_to_torch"] < 1e-4
     assert set(about["versions"]) == {"deepcontrol", "torch"}
-    assert about["input"]["seen_in_windows_of"] is None  # trained on whole images
 
 
 @pytest.mark.usefixtures("shallow")

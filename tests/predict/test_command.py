@@ -149,6 +149,10 @@ def test_too_large_for_the_device(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2  # each image is tried
     assert lines[0].endswith("b.png: not enough memory: give a smaller --tile")
+    monkeypatch.setattr("deepcontrol.predict.run.label_blended", refuse)
+    run = make_run(run.with_name("crops"), size=(32, 64), image_size=[64, 64])
+    assert main(["predict", str(run), str(images)]) == 1
+    assert "not enough memory for a window" in capsys.readouterr().err
 
 
 def test_seams_are_admitted(

@@ -1,9 +1,7 @@
 """What an export that is not the same function costs: pixel errors on validation images."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from ..data import VOID, Batches
 from ..metrics import ConfusionMatrix
@@ -18,20 +16,15 @@ class Accuracy:
     relabelled: float  # the share of labelled pixels that get another class than from the first
 
 
-def compare(
-    runs: Mapping[str, Runner], batches: Batches, window: Size | None = None
-) -> dict[str, Accuracy]:
-    """Each network on the same images; the first is what the others are compared with.
-
-    Images that are larger than `window` are seen in windows of that size.
-    """
+def compare(runs: Mapping[str, Runner], batches: Batches) -> dict[str, Accuracy]:
+    """Each network on the same images; the first is what the others are compared with."""
     classes = len(batches.cache.classes)
     truth = {name: ConfusionMatrix(classes) for name in runs}
     first = {name: ConfusionMatrix(classes) for name in runs}
     for batch in batches.epoch():
         expected = None
         for name, run in runs.items():
-            labels = forward_in_windows(_logits_of(run), batch.images, window).argmax(1)
+            labels = run(batch.images)[0].argmax(1)
             if expected is None:
                 expected = labels.masked_fill(batch.labels == VOID, VOID)
             truth[name].update(labels, batch.labels)
@@ -39,6 +32,6 @@ def compare(
     return {name: Accuracy(truth[name].pixel_error, first[name].pixel_error) for name in runs}
 
 
-def _logits_of(run: Runner) -> Callable[[Tensor], Tensor]:
-    """Of the classes, which come first."""
-    return lambda images: run(images)[0]
+def in_windows(run: Runner, size: Size | None) -> Runner:
+    """The same, with images that are larger than `size` seen in windows of it; classes alone."""
+    return lambda images: (forward_in_windows(lambda seen: run(seen)[0], images, size),)

@@ -15,7 +15,7 @@ from ..convert import calibrate, fold
 from ..predict.network import Network, load_network
 from ..sizes import Size
 from ..train.config import Train, load_config
-from .accuracy import Accuracy, compare
+from .accuracy import Accuracy, compare, in_windows
 from .check import Agreement, Runner, check
 from .describe import describe, output_names, write_description
 from .images import RunImages
@@ -34,7 +34,8 @@ class Export:
     Each AGC (automatic gain control) neuron becomes a convolution with a computed bias first. The
     file is then run on random images of two shapes. If an output is further from torch's than 1e-4
     of the largest (or of 1), nothing is written and the exit code is 1. A JSON file beside it says
-    what a developer must know: names, sizes, how pixels become inputs, the classes.
+    what a developer must know: names, sizes, how pixels become inputs, in which windows a network
+    that learnt from crops is to be used, the classes.
 
     Batch, height and width stay open: sides of 64 pixels or more for segnet, multiples of 128 from
     256 on for classnet. executorch plans its memory ahead, so it has one image of one size.
@@ -90,6 +91,9 @@ def run_export(command: Export, console: Console) -> int:
         "validation": {name: asdict(accuracy) for name, accuracy in accuracies.items()} or None,
     }
     description["check"]["before_int8"] = command.int8
+    # Open sizes leave the choice to whoever uses the file, and fixed means do not depend on it.
+    window = None if command.fixed_means or sizes.fixed is not None else network.window
+    description["input"]["seen_in_windows_of"] = None if window is None else list(window)
     about = out.with_name(f"{out.name}.json")
     write_description(about, description)
     _print(console, description, out, agreement, accuracies)
@@ -128,16 +132,20 @@ def _write(
         model = fold(exact)
     target.write(trace(model, sizes), file, outputs)
     agreement = check(target.run(file), exact, sizes)
-    runs: dict[str, Runner] = {"as trained": lambda images: as_tuple(network.model(images))}
+    runs: dict[str, Runner] = {
+        "as trained": in_windows(lambda seen: as_tuple(network.model(seen)), images.window)
+    }
+    # Fixed means are no longer those of what is seen: such a network looks at whole images.
+    window = None if command.fixed_means else images.window
     if command.fixed_means:
         runs["fixed means"] = lambda images: as_tuple(exact(images))
     if command.int8:
         quantise(file, images.calibration())
-        runs[", ".join([*list(runs)[1:], "int8"])] = target.run(file)
+        runs[", ".join([*list(runs)[1:], "int8"])] = in_windows(target.run(file), window)
     if len(runs) == 1:  # the same function, as was checked
         return agreement, {}
     with torch.no_grad():
-        return agreement, compare(runs, images.validation(), images.window)
+        return agreement, compare(runs, images.validation())
 
 
 def _print(

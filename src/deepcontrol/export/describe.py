@@ -46,7 +46,6 @@ def describe(
             "channels": "RGB",
             "smallest_side": sizes.smallest if sizes.fixed is None else None,
             "sides_are_multiples_of": sizes.step,
-            "seen_in_windows_of": None if network.window is None else list(network.window),
             "normalisation": "(pixel - mean) / std, for pixels of 0 to 255",
             "mean": [CENTRE] * 3,
             "std": [SPREAD] * 3,

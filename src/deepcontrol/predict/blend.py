@@ -45,7 +45,9 @@ def label_blended(
             progress(done, len(rows) * len(columns))
         ready = following - top  # the next row of windows begins there
         ids[top:following] = band[:, :ready].argmax(0).to(torch.uint8).cpu().numpy()
-        band = torch.cat([band[:, ready:], torch.zeros_like(band[:, :ready])], 1)
+        if following < height:
+            band[:, : own[0] - ready] = band[:, ready:].clone()
+            band[:, own[0] - ready :] = 0
     return ids
 
 

@@ -68,6 +68,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
         raise ValueError(f"{out} is a link: name its folder with --out if it shall be followed")
     jobs = find_jobs(command.images, out)
     network = load_network(command.run, command.checkpoint, choose_device(command.device))
+    in_windows = network.window is not None and command.tile is None
     failed = 0
     with Progress(console=console, transient=True) as progress:
         images = progress.add_task("images", total=len(jobs))
@@ -86,7 +87,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                     raise
                 failed += 1
-                reason = f"{job.image}: {_reason(error, job)}"
+                reason = f"{job.image}: {_reason(error, job, in_windows)}"
                 errors.print(
                     f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True
                 )
@@ -130,7 +131,9 @@ def choose_tiles(network: Network, image: Size, tile: Size | None, free: int) ->
     return cut(image, core, unit, halo)
 
 
-def _reason(error: Exception, job: Job) -> str:
+def _reason(error: Exception, job: Job, in_windows: bool) -> str:
     if is_out_of_memory(error):
+        if in_windows:  # --tile would show the network more than it has learnt from
+            return "not enough memory for a window of the crops' size"
         return "not enough memory: give a smaller --tile"
     return str(error).removeprefix(f"{job.image}: ")  # a DataError names its file already
