@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import about, read_rows, write_rows
+from deepcontrol.bench.record import write
 from deepcontrol.data import Batches, open_source, prepare
 from deepcontrol.metrics import ConfusionMatrix
 from deepcontrol.predict.network import load_network
@@ -37,8 +37,7 @@ def main() -> None:
         for run in flags.runs
         for split in ("val", "train")
     ]
-    here = about(flags.device)
-    write_rows(flags.out, [*read_rows(flags.out), *({**row, **here} for row in rows)])
+    write(flags.out, rows, flags.device, add=True)
 
 
 def measure(

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from deepcontrol.bench.record import about, read_rows, write_rows
+from deepcontrol.bench.record import write
 from deepcontrol.losses import pixel_cross_entropy
 from deepcontrol.models import SegNet
 from deepcontrol.train import TrainingStep
@@ -80,9 +80,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the CSV, to which rows are added")
     args = parser.parse_args()
     rows = [measured([int(b) for b in run.split(",")], args) for run in args.runs]
-    out, here = args.out or Path(f"benchmarks/results/slots-{args.device}.csv"), about(args.device)
-    write_rows(out, [*read_rows(out), *({**row, **here} for row in rows)])
-    print(f"Written to {out}")
+    out = args.out or Path(f"benchmarks/results/slots-{args.device}.csv")
+    write(out, rows, args.device, add=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import about, read_rows, write_rows
+from deepcontrol.bench.record import write
 from deepcontrol.data import Augment, Batch, Batches, Cache, prepare
 from deepcontrol.optim import sgd
 from deepcontrol.predict.network import load_network
@@ -65,8 +65,7 @@ def main() -> None:
             }
         )
         print(*rows[-1].values(), sep=", ", flush=True)
-    here = about(flags.device)
-    write_rows(flags.out, [*read_rows(flags.out), *({**row, **here} for row in rows)])
+    write(flags.out, rows, flags.device, add=True)
 
 
 def taught_on(

@@ -76,8 +76,8 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     unfinished.replace(path)
 
 
-def write(path: Path, rows: Sequence[Mapping[str, object]], device: str) -> None:
-    """The rows as CSV, each with what `about` says."""
-    here = about(device)
-    write_rows(path, [{**row, **here} for row in rows])
+def write(path: Path, rows: Sequence[Mapping[str, object]], device: str, add: bool = False) -> None:
+    """The rows as CSV, each with what `about` says; with `add`, behind those that are there."""
+    here, before = about(device), read_rows(path) if add else []
+    write_rows(path, [*before, *({**row, **here} for row in rows)])
     print(f"Written to {path}")

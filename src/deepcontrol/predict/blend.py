@@ -28,7 +28,7 @@ def label_blended(
     """
     (height, width), rows, columns = image.size, *corners(image.size, size)
     own = min(size[0], height), min(size[1], width)
-    weight: Tensor | None = None
+    weight = tent(own, next(model.parameters()).device)
     band = torch.empty(0)  # the weighted probabilities of the rows from `top` on
     ids = np.zeros(image.size, np.uint8)
     done = 0
@@ -37,8 +37,7 @@ def label_blended(
             window = (top, top + own[0]), (left, left + own[1])
             tile = Tile(core=window, window=window)
             logits = core_of(model(window_of(image, tile, model)), tile).float()
-            if weight is None:
-                weight = tent(own, logits.device)
+            if not done:
                 band = logits.new_zeros(len(logits), own[0], width)
             band[:, :, left : left + own[1]] += weight * logits.softmax(0)
             done += 1

@@ -26,10 +26,7 @@ class Pixels(Protocol):
 
 
 def label(
-    model: nn.Module,
-    image: Pixels,
-    tiles: list[Tile],
-    progress: Progress = lambda *_: None,
+    model: nn.Module, image: Pixels, tiles: list[Tile], progress: Progress = lambda *_: None
 ) -> NDArray[np.uint8]:
     """Each pixel's most likely class (H, W), by a model in evaluation mode."""
     ids = np.zeros(image.size, np.uint8)
@@ -41,18 +38,16 @@ def label(
 
 @torch.inference_mode()
 def logits_by_tile(
-    model: nn.Module,
-    image: Pixels,
-    tiles: list[Tile],
-    progress: Progress = lambda *_: None,
+    model: nn.Module, image: Pixels, tiles: list[Tile], progress: Progress = lambda *_: None
 ) -> Iterator[tuple[Tile, Tensor]]:
     """The logits (classes, H, W) of each tile's core.
 
-    Several tiles share one mean for each AGC layer: they are passed over once for each layer, and
-    once more for the logits. Without AGC layers, and for a single tile, one pass is all.
+    Several tiles share one mean for each AGC layer, for which they are passed over once for each,
+    and once more for the logits. Without AGC layers, and for a single tile, one pass is all.
     """
-    if len(tiles) == 1:  # its mean is the image's
-        yield tiles[0], core_of(model(window_of(image, tiles[0], model)), tiles[0])
+    if len(tiles) == 1:  # whose mean is the image's
+        (tile,) = tiles
+        yield tile, core_of(model(window_of(image, tile, model)), tile)
         progress(1, 1)
         return
     with SharedMeans(model) as shared:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -68,7 +68,8 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
         raise ValueError(f"{out} is a link: name its folder with --out if it shall be followed")
     jobs = find_jobs(command.images, out)
     network = load_network(command.run, command.checkpoint, choose_device(command.device))
-    in_windows = network.window is not None and command.tile is None
+    if command.tile is not None:
+        network = replace(network, window=None)
     failed = 0
     with Progress(console=console, transient=True) as progress:
         images = progress.add_task("images", total=len(jobs))
@@ -87,7 +88,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                 if isinstance(error, RuntimeError) and not is_out_of_memory(error):
                     raise
                 failed += 1
-                reason = f"{job.image}: {_reason(error, job, in_windows)}"
+                reason = f"{job.image}: {_reason(error, job, network)}"
                 errors.print(
                     f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True
                 )
@@ -107,7 +108,7 @@ def predict_one(
     if min(image.size) < network.unit:
         height, width = image.size
         raise ValueError(f"{height}x{width} is below the network's smallest, {network.unit}")
-    if network.window is not None and tile is None:
+    if network.window is not None:
         ids = label_blended(network.model, image, network.window, progress)
         count, parts = math.prod(map(len, corners(image.size, network.window))), "windows"
     else:
@@ -131,9 +132,9 @@ def choose_tiles(network: Network, image: Size, tile: Size | None, free: int) ->
     return cut(image, core, unit, halo)
 
 
-def _reason(error: Exception, job: Job, in_windows: bool) -> str:
+def _reason(error: Exception, job: Job, network: Network) -> str:
     if is_out_of_memory(error):
-        if in_windows:  # --tile would show the network more than it has learnt from
+        if network.window is not None:  # --tile would show the network more than it has learnt from
             return "not enough memory for a window of the crops' size"
         return "not enough memory: give a smaller --tile"
     return str(error).removeprefix(f"{job.image}: ")  # a DataError names its file already

@@ -15,6 +15,7 @@ from .progress import epoch_line
 from .run import Run, images_in
 from .samples import sample_sheet, save_png
 from .trouble import evaluation_fault
+from .windows import views
 
 
 def close_epoch(run: Run) -> None:
@@ -55,9 +56,7 @@ def close_epoch(run: Run) -> None:
 
 def look_at_layers(run: Run) -> dict[str, Any]:
     """Each layer's statistics over the first validation batch, or over its first window."""
-    images = next(iter(run.val.epoch())).images
-    if run.config.window is not None:
-        images = images[:, :, : run.config.window[0], : run.config.window[1]]
+    images = views(next(iter(run.val.epoch())).images, run.config.window)[0]
     real = run.group.rank < min(run.val.batch_size, len(run.val.cache))
     with evaluating(run.model, run.group.device, run.step.autocast):
         return run.watch.look(images, run.group, real)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..sizes import Size
 
+Windows = list[tuple[int, slice]]  # along a side: where each begins, and what it stands for
+
 
 def forward_in_windows(model: Callable[[Tensor], Any], images: Tensor, size: Size | None) -> Any:
     """The model's outputs for whole images (N, C, H, W), put together from windows of this size.
@@ -23,7 +25,7 @@ def forward_in_windows(model: Callable[[Tensor], Any], images: Tensor, size: Siz
     seen = views(images, size)
     if size is None or len(seen) == 1:
         return model(images)
-    rows, columns = (windows(whole, own) for whole, own in zip(images.shape[2:], size, strict=True))
+    rows, columns = _of_both_sides(images, size)
     # Side by side in one batch: samples do not meet, and a GPU is better filled.
     outputs = model(torch.cat(seen).contiguous(memory_format=torch.channels_last))
     if isinstance(outputs, Tensor):
@@ -35,7 +37,7 @@ def views(images: Tensor, size: Size | None) -> list[Tensor]:
     """The windows of images (N, C, H, W), row by row; the images if there is nothing to cut."""
     if size is None:
         return [images]
-    rows, columns = (windows(whole, own) for whole, own in zip(images.shape[2:], size, strict=True))
+    rows, columns = _of_both_sides(images, size)
     return [
         images[:, :, top : top + size[0], left : left + size[1]]
         for top, _ in rows
@@ -43,7 +45,7 @@ def views(images: Tensor, size: Size | None) -> list[Tensor]:
     ]
 
 
-def windows(whole: int, own: int) -> list[tuple[int, slice]]:
+def windows(whole: int, own: int) -> Windows:
     """Where windows begin along a side, and which pixels each of them stands for.
 
     >>> windows(384, 256)
@@ -68,9 +70,12 @@ def starts_of(whole: int, own: int, step: int) -> list[int]:
     return [round(i * rest / max(1, count - 1)) for i in range(count)]
 
 
-def _joined(
-    output: Tensor, rows: list[tuple[int, slice]], columns: list[tuple[int, slice]]
-) -> Tensor:
+def _of_both_sides(images: Tensor, size: Size) -> tuple[Windows, Windows]:
+    rows, columns = (windows(whole, own) for whole, own in zip(images.shape[2:], size, strict=True))
+    return rows, columns
+
+
+def _joined(output: Tensor, rows: Windows, columns: Windows) -> Tensor:
     """One map of all windows' outputs (windows x N, C, h, w)."""
     parts = iter(output.chunk(len(rows) * len(columns)))
 
