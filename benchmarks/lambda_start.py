@@ -1,0 +1,144 @@
+"""Lambda stays near 1, where it starts, and the paper's does not: does it end where it starts?
+
+    python benchmarks/lambda_start.py --data-root CAMVID --out benchmarks/results/lambda-start.csv
+
+Trains SegNet from several starts of lambda (--starts) and with lambda at several times the rate of
+all other parameters (--times), the rest as in the paper. Each row of the CSV is one layer of one
+training: lambda over its filters at the end, beside the error of the whole network. A training that
+is there already is not repeated.
+"""
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from deepcontrol.bench.record import read_rows, write
+from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
+from deepcontrol.nn import AGCConv2d
+from deepcontrol.optim import sgd
+from deepcontrol.sizes import parse_size
+from deepcontrol.train import TrainingStep
+from deepcontrol.train.build import build_model, build_objective
+from deepcontrol.train.config import Train
+from deepcontrol.train.evaluate import evaluate
+from deepcontrol.train.watch import statistics
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("out/lambda-start.csv"))
+    parser.add_argument("--starts", type=float, nargs="+", default=[1.0, 0.5, 0.0])
+    parser.add_argument("--times", type=float, nargs="+", default=[1.0, 10.0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=0.08)
+    parser.add_argument("--epochs", type=int, default=150)
+    parser.add_argument("--size", type=parse_size, default=(256, 512))
+    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    flags = parser.parse_args()
+    train, val = (
+        prepare(open_source("camvid", split, flags.data_root), flags.size)
+        for split in ("train", "val")
+    )
+    for seed in flags.seeds:
+        for start in flags.starts:
+            for times in flags.times:
+                key = {
+                    "start": start,
+                    "rate_times": times,
+                    "seed": seed,
+                    "batch": flags.batch,
+                    "rate": flags.rate,
+                    "epochs": flags.epochs,
+                    "size": "x".join(map(str, flags.size)),
+                    "width": flags.width,
+                    "device": flags.device,
+                }
+                if not is_there(flags.out, key):
+                    rows = training(start, times, seed, train, val, flags)
+                    write(flags.out, [key | row for row in rows], flags.device, add=True)
+
+
+def training(
+    start: float, times: float, seed: int, train: Cache, val: Cache, flags: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Train, and say where each layer's lambda ended; one row that says when, if it diverged."""
+    device = torch.device(flags.device)
+    autocast = torch.bfloat16 if device.type == "cuda" else None
+    config = Train(
+        out=Path(),  # never written to
+        width=flags.width,
+        size=flags.size,
+        batch_size=flags.batch,
+        seed=seed,
+    )
+    model = build_model(config, len(train.classes))
+    neurons = {name: m for name, m in model.named_modules() if isinstance(m, AGCConv2d)}
+    for neuron in neurons.values():
+        nn.init.constant_(neuron.mean_scale, start)
+    model.to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    lambdas = [neuron.mean_scale for neuron in neurons.values()]
+    ids = {id(p) for p in lambdas}
+    others = [p for p in model.parameters() if id(p) not in ids]
+    groups: list[dict[str, Any]] = [
+        {"params": lambdas, "lr": times * flags.rate},
+        {"params": others},
+    ]
+    step = TrainingStep(
+        model,
+        build_objective(config, train, device).loss,
+        sgd(groups, flags.rate, config.momentum),
+        autocast=autocast,
+    )
+    batches = Batches(
+        train, flags.batch, size=flags.size, augment=Augment(), seed=seed, device=device
+    )
+    seen = Batches(val, config.evaluated_at_once, device=device)
+    error = math.nan
+    for epoch in range(1, flags.epochs + 1):
+        model.train()
+        losses = [step(batch.images, batch.labels) for batch in batches.epoch(epoch)]
+        loss = float(torch.stack(losses).mean())
+        if not math.isfinite(loss):
+            print(f"start {start}, rate x {times}: diverged in epoch {epoch}", flush=True)
+            return [{"diverged_in_epoch": epoch}]
+        if epoch % 5 == 0 or epoch == flags.epochs:
+            model.eval()
+            error = evaluate(model, seen, autocast, window=flags.size).pixel_error
+            means = " ".join(f"{float(p.detach().mean()):.2f}" for p in lambdas)
+            print(
+                f"start {start}, rate x {times}, epoch {epoch}: loss {loss:.3f}, "
+                f"error {error:.3f}, lambda {means}",
+                flush=True,
+            )
+    rows = []
+    for depth, (name, neuron) in enumerate(neurons.items()):
+        of_filters = statistics(neuron.mean_scale)
+        rows.append(
+            {
+                "diverged_in_epoch": "",
+                "depth": depth,
+                "layer": name,
+                **{f"lambda_{k}": f"{of_filters[k]:.4f}" for k in ("mean", "min", "max")},
+                "val_error": f"{error:.4f}",
+            }
+        )
+    return rows
+
+
+def is_there(path: Path, key: dict[str, Any]) -> bool:
+    return any(all(row.get(k) == str(v) for k, v in key.items()) for row in read_rows(path))
+
+
+if __name__ == "__main__":
+    main()
