@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from deepcontrol.bench.record import about, read_rows
+from deepcontrol.bench.record import about, has_row
 from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.models import Norm
 from deepcontrol.optim import sgd
@@ -100,7 +100,7 @@ def main() -> None:
                 "device": flags.device,
                 "precision": flags.precision,
             }
-            if not is_there(flags.out, key):
+            if not has_row(flags.out, key):
                 row = key | training(TREATMENTS[name], seed, train, val, flags) | here
                 append(flags.out, row)
                 print(*row.values(), sep=", ", flush=True)
@@ -185,10 +185,6 @@ def training(
         except NotFiniteError:  # the very last update
             row["diverged_at_step"] = len(losses)
     return row
-
-
-def is_there(path: Path, key: dict[str, Any]) -> bool:
-    return any(all(row.get(k) == str(v) for k, v in key.items()) for row in read_rows(path))
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

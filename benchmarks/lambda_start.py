@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from deepcontrol.bench.record import read_rows, write
+from deepcontrol.bench.record import has_row, write
 from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.nn import AGCConv2d
 from deepcontrol.optim import sgd
@@ -62,7 +62,7 @@ def main() -> None:
                     "width": flags.width,
                     "device": flags.device,
                 }
-                if not is_there(flags.out, key):
+                if not has_row(flags.out, key):
                     rows = training(start, times, seed, train, val, flags)
                     write(flags.out, [key | row for row in rows], flags.device, add=True)
 
@@ -134,10 +134,6 @@ def training(
             }
         )
     return rows
-
-
-def is_there(path: Path, key: dict[str, Any]) -> bool:
-    return any(all(row.get(k) == str(v) for k, v in key.items()) for row in read_rows(path))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,11 @@ def read_rows(path: Path) -> list[Row]:
         return [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
+def has_row(path: Path, key: Mapping[str, object]) -> bool:
+    """Is there a row with all of this? What was measured once need not be again."""
+    return any(all(row.get(k) == str(v) for k, v in key.items()) for row in read_rows(path))
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """The rows as CSV, in one go: whoever stops the program finds the old file or the new one."""
     found = dict.fromkeys(key for row in rows for key in row)
