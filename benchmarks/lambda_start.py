@@ -5,22 +5,32 @@
 Trains SegNet from several starts of lambda (--starts) and with lambda at several times the rate of
 all other parameters (--times), the rest as in the paper. Each row of the CSV is one layer of one
 training: lambda over its filters at the end, beside the error of the whole network. A training that
-is there already is not repeated.
+is there already is not repeated; what the study measures of lambda is printed of all that are.
 """
 
 import argparse
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from deepcontrol.bench.record import has_row, write
+from deepcontrol.bench.record import Row, has_row, read_rows, write
 from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.nn import AGCConv2d
 from deepcontrol.optim import sgd
 from deepcontrol.sizes import parse_size
+from deepcontrol.study.measures import (
+    LAMBDA_DEEPEST,
+    LAMBDA_HIGHEST,
+    LAMBDA_LAST,
+    LAMBDA_LOWEST,
+    LAMBDA_MIDDLE,
+    Curve,
+    Filters,
+)
 from deepcontrol.train import TrainingStep
 from deepcontrol.train.build import build_model, build_objective
 from deepcontrol.train.config import Train
@@ -65,6 +75,7 @@ def main() -> None:
                 if not has_row(flags.out, key):
                     rows = training(start, times, seed, train, val, flags)
                     write(flags.out, [key | row for row in rows], flags.device, add=True)
+    say(read_rows(flags.out))
 
 
 def training(
@@ -122,18 +133,36 @@ def training(
                 flush=True,
             )
     rows = []
-    for depth, (name, neuron) in enumerate(neurons.items()):
+    for name, neuron in neurons.items():
         of_filters = statistics(neuron.mean_scale)
         rows.append(
             {
                 "diverged_in_epoch": "",
-                "depth": depth,
                 "layer": name,
                 **{f"lambda_{k}": f"{of_filters[k]:.4f}" for k in ("mean", "min", "max")},
                 "val_error": f"{error:.4f}",
             }
         )
     return rows
+
+
+def say(rows: list[Row]) -> None:
+    """By training: lambda as the study measures it, and the error after the last epoch."""
+    measures = (LAMBDA_MIDDLE, LAMBDA_DEEPEST, LAMBDA_LAST, LAMBDA_LOWEST, LAMBDA_HIGHEST)
+    trainings: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        trainings[tuple(row[k] for k in ("start", "rate_times", "seed", "epochs"))].append(row)
+    for (start, times, seed, epochs), layers in trainings.items():
+        what = f"start {start}, rate x {times}, seed {seed}, {epochs} epochs: "
+        if "diverged_in_epoch" in layers[0]:
+            print(f"{what}diverged in epoch {layers[0]['diverged_in_epoch']}")
+            continue
+        lambdas = (
+            Filters(*(float(row[f"lambda_{k}"]) for k in ("mean", "min", "max"))) for row in layers
+        )
+        end = Curve((), (), tuple(lambdas), None)
+        found = [f"{measure.words} {measure.of(end):.2f}" for measure in measures]
+        print(what + ", ".join([*found, f"error {layers[0]['val_error']}"]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 from deepcontrol.bench import check, cpu, run
 from deepcontrol.bench.cases import Case
-from deepcontrol.bench.record import read_rows, write_rows
+from deepcontrol.bench.record import has_row, read_rows, write_rows
 from deepcontrol.cli import main
 
 TINY = ["bench", "--quick", "--steps", "5", "--only", "neuron", "inference", "--out"]
@@ -186,3 +186,13 @@ def test_the_check_leaves_the_switch_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     with check.kernels_off():
         assert os.environ[name] == "off"
     assert os.environ[name] == "on"
+
+
+def test_a_row_is_there_if_all_that_is_asked_for_is(tmp_path: Path) -> None:
+    out = tmp_path / "rows.csv"
+    assert not has_row(out, {"seed": 0})  # no file
+    write_rows(out, [{"seed": 0, "rate": 0.5, "error": 0.1}, {"seed": 1, "rate": 0.25}])
+    assert has_row(out, {"seed": 0, "rate": 0.5})
+    assert has_row(out, {"seed": 1})
+    assert not has_row(out, {"seed": 1, "rate": 0.5})  # each of them, but in two rows
+    assert not has_row(out, {"seed": 1, "error": 0.1})
