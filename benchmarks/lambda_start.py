@@ -149,11 +149,12 @@ def training(
 def say(rows: list[Row]) -> None:
     """By training: lambda as the study measures it, and the error after the last epoch."""
     measures = (LAMBDA_MIDDLE, LAMBDA_DEEPEST, LAMBDA_LAST, LAMBDA_LOWEST, LAMBDA_HIGHEST)
+    keys = ("size", "width", "batch", "rate", "epochs", "seed", "start", "rate_times")
     trainings: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        trainings[tuple(row[k] for k in ("start", "rate_times", "seed", "epochs"))].append(row)
-    for (start, times, seed, epochs), layers in trainings.items():
-        what = f"start {start}, rate x {times}, seed {seed}, {epochs} epochs: "
+        trainings[tuple(row[k] for k in keys)].append(row)
+    for values, layers in trainings.items():
+        what = ", ".join(map(" ".join, zip(keys, values, strict=True))) + ": "
         if "diverged_in_epoch" in layers[0]:
             print(f"{what}diverged in epoch {layers[0]['diverged_in_epoch']}")
             continue
