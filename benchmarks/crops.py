@@ -54,6 +54,7 @@ def measure(
             whole.update(predict(model, batch.images), batch.labels)
             by_windows.update(predict(model, batch.images, config.size), batch.labels)
     row: dict[str, object] = {
+        "model": config.model,
         "norm": config.norm,
         "split": split,
         "data": config.data,

@@ -49,6 +49,7 @@ def main() -> None:
         errors = taught_on(flags.run, config, way, epochs, train, val, torch.device(flags.device))
         rows.append(
             {
+                "model": config.model,
                 "norm": config.norm,
                 "data": config.data,
                 "trained_on": "x".join(map(str, config.size)),

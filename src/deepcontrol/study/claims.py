@@ -9,8 +9,8 @@ three runs before divergence decides, lambda-deepest above half depth), and five
 for fig1a and fig1b. Added on the way, when their outcome could be guessed: fig1h-highest,
 lambda-depth, identity-rates after 20 epochs of a trial, and clipped-rates and clipped-elsewhere
 after benchmarks/highest_rate.py, when two runs at rate 0.64 had diverged. The first 28 runs were
-evaluated on whole images though trained on crops, to AGC's disadvantage; all are being
-made again, by the same rules.
+evaluated on whole images though trained on crops, to AGC's disadvantage; all were made
+again, by the same rules.
 
 "The same" is within one point of error: half of what the paper calls worse (BatchNorm at batch 1,
 about 2 points), and five times the differences that it calls none (0.16 and 0.2 points).
