@@ -1,14 +1,18 @@
-"""The scripts behind LOG.md and docs/choose.md: tiny networks on noise, each row by its meaning."""
+"""The scripts behind LOG.md and docs/choose.md, with tiny networks on noise."""
 
+import math
 import runpy
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from deepcontrol.bench.record import Row, read_rows
 from deepcontrol.cli import main
+from deepcontrol.train import TrainingStep
 from deepcontrol.train.records import METRICS, read
 from tests.noise import make_camvid
 
@@ -63,47 +67,97 @@ def test_crops_sees_windows_as_training_did(camvid: Path, monkeypatch: pytest.Mo
     for run, row in zip(runs, rows[::2], strict=True):
         assert row["error_by_windows"] == f"{read(run / METRICS)[-1]['val_error']:.4f}"
     assert rows[0]["error_whole"] != rows[0]["error_by_windows"]  # of AGC, whose means differ
+    assert rows[0]["error_by_windows"] != rows[1]["error_by_windows"]  # of other images
 
 
 def test_teach_on_starts_from_the_run(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained("agc", camvid)
     seen = rows_of("crops", run, "--data-root", camvid, patch=monkeypatch)[0]
-    words = (run, "--data-root", camvid, "--epochs", 1)
-    rows = rows_of("teach_on", *words, patch=monkeypatch)
+    rows = rows_of("teach_on", run, "--data-root", camvid, "--epochs", 0, patch=monkeypatch)
+    for row in rows:  # of every way, before its first epoch
+        assert row["error_whole"] == seen["error_whole"]
+        assert row["error_by_windows"] == seen["error_by_windows"]
+
+
+def test_teach_on_shows_what_it_says(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, shapes, rates = trained("agc", camvid), [], set()
+    call = TrainingStep.__call__
+
+    def watched(self: TrainingStep, *batch: Tensor) -> Tensor:
+        shapes.append(tuple(batch[0].shape[2:]))
+        rates.update(group["lr"] for group in self.optimiser.param_groups)
+        return call(self, *batch)
+
+    monkeypatch.setattr(TrainingStep, "__call__", watched)
+    rows = rows_of("teach_on", run, "--data-root", camvid, "--epochs", 1, patch=monkeypatch)
     ways = [(row["taught_on"], row["epochs_more"]) for row in rows]
-    assert ways == [
-        ("not at all", "0"),
-        ("crops", "1"),
-        ("whole images", "1"),
-        ("both in turn", "1"),
-    ]
-    errors = [(row["error_whole"], row["error_by_windows"]) for row in rows]
-    assert errors[0] == (seen["error_whole"], seen["error_by_windows"])
-    assert len(set(errors)) == 4
+    more = ("crops", "whole images", "both in turn")
+    assert ways == [("not at all", "0"), *((way, "1") for way in more)]
+    crop, whole = (32, 32), (32, 64)
+    assert shapes == [crop, crop, whole, whole, crop, whole]
+    assert rates == {0.02}  # the run's, at batch 1
+    assert len({(row["error_whole"], row["error_by_windows"]) for row in rows}) == 4
 
 
-def test_lambda_start(
+def test_lambda_has_a_rate_of_its_own(
     camvid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("--data-root", camvid, *TINY, "--batch", 2, "--rate", 0.04, "--starts", 0.5)
-    rows = rows_of("lambda_start", *words, "--times", 0, 100000, patch=monkeypatch)
+    words = ("--data-root", camvid, *TINY, "--batch", 2, "--starts", 0.5, "--seeds", 0, 1)
+    times = ("--rate", 0.04, "--times", 0, 100000)
+    rows = rows_of("lambda_start", *words, *times, patch=monkeypatch)
     fixed, moved = ([r for r in rows if r["rate_times"] == t] for t in ("0.0", "100000.0"))
-    assert len(fixed) == len(moved) == 25  # SegNet's neurons
+    assert len(fixed) == len(moved) == 2 * 25  # SegNet's neurons, for each seed
     assert {r[f"lambda_{k}"] for r in fixed for k in ("mean", "min", "max")} == {"0.5000"}
-    assert {r["lambda_mean"] for r in moved} != {"0.5000"}
+    means = {float(r["lambda_mean"]) for r in moved}
+    assert max(abs(mean - 0.5) for mean in means) > 1e-3
+    assert all(map(math.isfinite, means))
     assert "rate_times 0.0: lambda at half depth 0.50" in capsys.readouterr().out
-    again = rows_of("lambda_start", *words, "--times", 0, patch=monkeypatch)
+    errors = {r["seed"]: r["val_error"] for r in fixed}
+    assert errors["0"] != errors["1"]
+    again = rows_of("lambda_start", *words, *times, patch=monkeypatch)
+    assert again == rows  # what was measured is not measured again
+    all_at_rest = ("--rate", 1e-20, "--times", 0)
+    rested = rows_of("lambda_start", *words, *all_at_rest, patch=monkeypatch)[len(rows) :]
+    assert {r["seed"]: r["val_error"] for r in rested} != errors  # the filters had moved
+
+
+def test_lambda_that_diverges(
+    camvid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--data-root", camvid, *TINY, "--epochs", 4, "--batch", 2)
+    far = ("--rate", 1e30, "--starts", 1, "--times", 1)
+    (row,) = rows_of("lambda_start", *words, *far, patch=monkeypatch)
+    assert row["diverged_in_epoch"] in {"2", "3"}
+    assert f"diverged in epoch {row['diverged_in_epoch']}" in capsys.readouterr().out
+
+
+def test_highest_rate_treats_as_it_says(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--data-root", camvid, *TINY, "--epochs", 8, "--precision", "fp32", "--seeds", 0)
+    lengths, clip = [], torch.nn.utils.clip_grad_norm_
+
+    def watched(parameters: Iterable[Tensor], longest: float) -> Tensor:
+        lengths.append(longest)
+        return clip(parameters, longest)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", watched)
+    rows = rows_of("highest_rate", *words, patch=monkeypatch)
+    of_all = dict(zip((row["treatment"] for row in rows), lengths[::8], strict=True))
+    clipped = {name: longest for name, longest in of_all.items() if longest < math.inf}
+    assert clipped == {
+        "gradient of at most 1": 1.0,
+        "gradient of at most 0.3": 0.3,
+        "unit start, gradient of at most 1": 1.0,
+    }
+    # All others end elsewhere: none is ignored, or another one.
+    others = [row for row in rows if row["treatment"] not in clipped]
+    assert len(others) == len({(r["last_loss"], r["median_gradient"]) for r in others}) == 10
+    again = rows_of("highest_rate", *words, patch=monkeypatch)
     assert again == rows  # what was measured is not measured again
 
 
-def test_highest_rate(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("--data-root", camvid, *TINY, "--precision", "fp32", "--seeds", 0)
-    treatments = ("--treatments", "as the paper", "gradient of at most 1", "BatchNorm")
-    rows = rows_of("highest_rate", *words, *treatments, "--rate", 0.01, patch=monkeypatch)
-    assert [row["treatment"] for row in rows] == list(treatments[1:])
-    assert all("diverged_at_step" not in row and 0 < float(row["val_error"]) <= 1 for row in rows)
-    rows = rows_of("highest_rate", *words, *treatments[:2], "--rate", 1e30, "--epochs", 3,
-                   patch=monkeypatch)  # fmt: skip
-    assert len(rows) == 4
-    assert rows[-1]["diverged_at_step"] in {"2", "3"}
-    assert "val_error" not in rows[-1]
+def test_highest_rate_sees_divergence(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--data-root", camvid, *TINY, "--epochs", 4, "--precision", "fp32", "--seeds", 0)
+    one = ("--treatments", "as the paper", "--rate", 1e30)
+    (row,) = rows_of("highest_rate", *words, *one, patch=monkeypatch)
+    assert row["diverged_at_step"] in {"2", "3"}
+    assert "val_error" not in row

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from deepcontrol.report.panels import draw_crosses, draw_line, how_many
+from deepcontrol.report.panels import draw_line, how_many, ranges
 from deepcontrol.report.runs import Run, read_run
-from deepcontrol.report.study import Line
+from deepcontrol.report.study import Line, Panel
 from tests.report.conftest import make_run
 
 
@@ -25,14 +25,48 @@ def cut(run: Run, epoch: int, diverged: bool) -> Run:
 def test_a_run_that_ended_early_does_not_end_the_mean(whole: Run) -> None:
     axes = Figure().subplots()
     line = Line("AGC", [whole, cut(whole, 1, diverged=True), cut(whole, 0, diverged=True)])
-    draw_line(axes, line, "val_error", "#123456")
+    axes.set_ylim(0, 1)
+    assert draw_line(axes, line, "val_error", "#123456") == whole.epochs_done
     (mean,) = [drawn for drawn in axes.lines if drawn.get_label() == "AGC (3 seeds, 2 diverged)"]
     assert list(mean.get_xdata()) == list(range(1, whole.epochs_done + 1))
-    axes.set_ylim(0, 1)
-    draw_crosses(axes, line, "val_error", "#123456")
-    # One run has a place to put it: at the top, since the error is above it.
-    (cross,) = [drawn for drawn in axes.lines if drawn.get_marker() == "x"]
-    assert cross.get_ydata()[0] == pytest.approx(0.96)
+    # At the epochs in which they diverged, and at the top: the errors are above it, or not known.
+    (crosses,) = [drawn for drawn in axes.lines if drawn.get_marker() == "x"]
+    assert list(crosses.get_xdata()) == [2, 1]
+    assert list(crosses.get_ydata()) == pytest.approx([0.96, 0.96])
+
+
+def test_where_all_diverged_the_legend_shows_a_cross(whole: Run) -> None:
+    axes = Figure().subplots()
+    draw_line(axes, Line("AGC", [cut(whole, 1, diverged=True)] * 2), "val_error", "#123456")
+    (handle,), (label,) = axes.get_legend_handles_labels()
+    assert (handle.get_marker(), handle.get_linestyle()) == ("x", "None")
+    assert label == "AGC (2 seeds, diverged)"
+
+
+def with_errors(run: Run, errors: list[float]) -> Run:
+    rows = [{**run.metrics[-1], "epoch": e, "val_error": v} for e, v in enumerate(errors, 1)]
+    return replace(run, metrics=rows)
+
+
+def with_losses(run: Run, loss: float) -> Run:
+    return replace(run, metrics=[{**row, "val_loss": loss} for row in run.metrics])
+
+
+def test_a_spike_leaves_and_neighbours_share_their_axis(whole: Run) -> None:
+    high = with_errors(whole, [0.5] * 50 + [0.3, 0.2] * 50 + [0.9])
+    low = with_errors(whole, [0.1] * 150)
+    kinds = {"a": ("val_error", high), "b": ("val_error", low), "c": ("val_error", low)}
+    panels = [Panel(k, "", m, [Line("", [run])]) for k, (m, run) in kinds.items()]
+    shown = ranges([*panels, Panel("d", "", "val_error", [Line("", [])])])
+    assert shown["a"] == shown["b"]
+    bottom, top = shown["a"] or (0, 0)
+    assert bottom < 10
+    assert 30 < top < 50
+    assert shown["c"] == pytest.approx((9, 11))
+    assert shown["d"] is None
+    losses = [replace(panel, metric="val_loss") for panel in panels[:2]]
+    losses[0] = replace(losses[0], lines=[Line("", [with_losses(whole, 3.0)])])
+    assert len(set(ranges(losses).values())) == 2  # of different networks, as in the paper
 
 
 def test_legends(whole: Run) -> None:

@@ -1,5 +1,6 @@
 """Figure 1 of the paper: eight panels of curves over epochs, every line over several seeds."""
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -15,45 +16,81 @@ LABELS = {"val_error": "validation error, %", "val_loss": "validation loss"}
 FACTORS = {"val_error": 100.0, "val_loss": 1.0}
 
 Points = dict[int, float]  # by epoch
+Range = tuple[float, float]
+
+USUAL = 0.99  # of the later values are shown; single spikes may leave a panel at its top
 
 
-def draw_figure_1(panels: Sequence[Panel]) -> Figure:
-    """All panels in the paper's arrangement, two in a row."""
+def draw_figure_1(panels: Sequence[Panel], words: str) -> Figure:
+    """All panels in the paper's arrangement, two in a row; words: what they are of."""
+    shown = ranges(panels)
     with drawing(11, 15) as figure:
+        lines = "Bold: means over seeds. Thin: the seeds. Crosses: runs that diverged."
+        figure.suptitle(f"{words}. {lines}", fontsize=9)
         for axes, panel in zip(figure.subplots(4, 2).flat, panels, strict=True):
-            draw_panel(axes, panel)
+            draw_panel(axes, panel, shown[panel.letter])
     return figure
 
 
-def draw_one(panel: Panel) -> Figure:
+def draw_one(panel: Panel, shown: Range | None) -> Figure:
     """A panel by itself, for a page that puts them side by side where there is room."""
     with drawing(4.8, 3.2) as figure:
-        draw_panel(figure.subplots(), panel)
+        draw_panel(figure.subplots(), panel, shown)
     return figure
 
 
-def draw_panel(axes: Axes, panel: Panel) -> None:
+def ranges(panels: Sequence[Panel]) -> dict[str, Range | None]:
+    """What to show of each panel's metric, by letter; None of one that has no values yet.
+
+    Two panels of errors in a row have one axis: they are there to be compared.
+    """
+    found = {panel.letter: usual_range(panel) for panel in panels}
+    for pair in zip(panels[::2], panels[1::2], strict=True):
+        left, right = (found[panel.letter] for panel in pair)
+        if left and right and all(panel.metric == "val_error" for panel in pair):
+            both = min(left[0], right[0]), max(left[1], right[1])
+            found |= {panel.letter: both for panel in pair}
+    return found
+
+
+def usual_range(panel: Panel) -> Range | None:
+    """All values after the first third of the epochs, but for the highest few."""
+    seeds = [p for line in panel.lines for run in line.runs if (p := points(run, panel.metric))]
+    if not seeds:
+        return None
+    longest = max(max(of_one) for of_one in seeds)
+    late = sorted(v for of_one in seeds for e, v in of_one.items() if e > longest / 3)
+    values = late or sorted(v for of_one in seeds for v in of_one.values())
+    low, high = values[0], values[round(USUAL * (len(values) - 1))]
+    margin = 0.06 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def draw_panel(axes: Axes, panel: Panel, shown: Range | None) -> None:
     """Each seed as a thin line and their mean as a bold one; a cross where a run diverged."""
     axes.set_title(f"({panel.letter}) {panel.title}")
-    drawn: list[Points] = []
-    for i, line in enumerate(panel.lines):
-        drawn += draw_line(axes, line, panel.metric, line_style(i)[0])
     axes.set(xlabel="epoch", ylabel=LABELS[panel.metric])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     tidy(axes)
-    if drawn:
-        fit(axes, drawn)
-        for i, line in enumerate(panel.lines):
-            draw_crosses(axes, line, panel.metric, line_style(i)[0])
-        axes.legend(fontsize=8, framealpha=0.8, edgecolor="none")
-    else:
+    if shown is None:
         axes.set(xticks=[], yticks=[])
-        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center")
+        gone = any(run.diverged is not None for line in panel.lines for run in line.runs)
+        words = "diverged in the first epoch" if gone else "not run"
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center")
+        return
+    axes.set_ylim(*shown)
+    drawn = [
+        draw_line(axes, line, panel.metric, line_style(i)[0]) for i, line in enumerate(panel.lines)
+    ]
+    axes.set_xlim(0, max(drawn) * 1.02)
+    axes.legend(fontsize=8, framealpha=0.8, edgecolor="none")
 
 
-def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> list[Points]:
-    """The seeds' points, which are drawn."""
-    seeds = [p for run in line.runs if (p := points(run, metric))]
+def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> int:
+    """Draw a line's seeds, their mean and its crosses; returns its last epoch."""
+    label = line.label + how_many(line)
+    of_runs = [points(run, metric) for run in line.runs]
+    seeds = [of_one for of_one in of_runs if of_one]
     for of_one in seeds if len(seeds) > 1 else []:
         axes.plot(list(of_one), list(of_one.values()), color=colour, alpha=0.5, linewidth=0.8)
     # The mean is of those that came furthest: one that ended early must not end it, nor bend it.
@@ -61,19 +98,29 @@ def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> list[Points]:
     whole = [of_one for of_one in seeds if furthest in of_one]
     common = [e for e in (whole[0] if whole else {}) if all(e in of_one for of_one in whole)]
     means = [fmean(of_one[e] for of_one in whole) for e in common]
-    axes.plot(common, means, color=colour, linewidth=1.8, label=line.label + how_many(line))
-    return seeds
+    crosses = [
+        (run.diverged, of_one[max(of_one)] if of_one else math.inf)
+        for run, of_one in zip(line.runs, of_runs, strict=True)
+        if run.diverged is not None
+    ]
+    # Where all diverged the legend has their cross: of the line there is nothing to be seen.
+    lost = bool(crosses) and not any(
+        of_one and run.diverged is None for run, of_one in zip(line.runs, of_runs, strict=True)
+    )
+    axes.plot(common, means, color=colour, linewidth=1.8, label=None if lost else label)
+    draw_crosses(axes, crosses, colour, label if lost else None)
+    return furthest
 
 
-def draw_crosses(axes: Axes, line: Line, metric: str, colour: str) -> None:
-    """Where runs diverged; at the top if that is above it."""
+def draw_crosses(
+    axes: Axes, at: Sequence[tuple[int, float]], colour: str, label: str | None
+) -> None:
+    """At epochs and values, and at the top if those are above it."""
     bottom, edge = axes.get_ylim()
     top = edge - 0.04 * (edge - bottom)
-    for run in line.runs:
-        if run.diverged is not None and (of_one := points(run, metric)):
-            last = max(of_one)
-            at = (last, min(of_one[last], top))
-            axes.plot(*at, marker="x", markersize=9, color=colour, mew=2)
+    x, y = [epoch for epoch, _ in at], [min(value, top) for _, value in at]
+    if at:
+        axes.plot(x, y, "x", markersize=7, mew=1.6, color=colour, label=label)
 
 
 def how_many(line: Line) -> str:
@@ -92,14 +139,3 @@ def points(run: Run, metric: str) -> Points:
     """From epoch 1 on: the start would press all else together."""
     pairs = zip(*run.series(metric), strict=True)
     return {epoch: FACTORS[metric] * value for epoch, value in pairs if epoch > 0}
-
-
-def fit(axes: Axes, drawn: Sequence[Points]) -> None:
-    """Show all after the first third; what comes before may leave at the top."""
-    longest = max(max(of_one) for of_one in drawn)
-    late = [v for of_one in drawn for e, v in of_one.items() if e > longest / 3]
-    shown = late or [v for of_one in drawn for v in of_one.values()]
-    low, high = min(shown), max(shown)
-    margin = 0.06 * (high - low) or 1.0
-    axes.set_ylim(low - margin, high + margin)
-    axes.set_xlim(0, longest * 1.02)

@@ -11,7 +11,7 @@ from .depth import Scale, departure, draw_depth, draw_multiples
 from .figures import data_uri, save_figure
 from .layers import track
 from .page import environment
-from .panels import draw_figure_1, draw_one
+from .panels import draw_figure_1, draw_one, ranges
 from .pictures import picture_uri
 from .study import Cell, Study, Value, read_study
 from .summary import shown, summarise
@@ -25,6 +25,7 @@ def write_study_page(folder: Path, out: Path) -> Path:
     study = read_study(folder)
     out.mkdir(parents=True, exist_ok=True)
     figures = write_figures(study, out / "figures")
+    of_panels = ranges(study.panels)
     html = (
         environment()
         .get_template("study.html")
@@ -38,7 +39,7 @@ def write_study_page(folder: Path, out: Path) -> Path:
             holds=HOLDS,
             rates=sorted({cell.rate for cell in study.grid}),
             grid=rows_of_grid(study),
-            panels=[(panel, data_uri(draw_one(panel))) for panel in study.panels],
+            panels=[(p, data_uri(draw_one(p, of_panels[p.letter]))) for p in study.panels],
             lambdas=figures,
             pictures=pictures(study),
             rows=[
@@ -62,7 +63,7 @@ def count_verdicts(study: Study) -> dict[str, int]:
 def write_figures(study: Study, folder: Path) -> dict[str, str]:
     """As SVG and PNG: figure 1, and lambda where a run has it; returns the latter for the page."""
     folder.mkdir(exist_ok=True)
-    save_figure(draw_figure_1(study.panels), folder / "figure1")
+    save_figure(draw_figure_1(study.panels, protocol_words(study)), folder / "figure1")
     lam = track(study.layers, "mean_scale") if study.layers else None
     if lam is None:
         return {}
