@@ -7,11 +7,11 @@ AGC was better at rate 0.32 than at 0.16 and diverged at 0.64. After the first t
 moves, one diverged run or a difference of nothing decide nothing: LOG.md lists each change. Another
 review, after 19 runs, made them stricter once more (Welch's intervals, three runs before divergence
 decides, lambda-deepest above half depth), and five seeds were planned for fig1a and fig1b. Added on
-the way, when their outcome could be guessed: fig1h-highest, lambda-depth, speed-alone and memory-
-alone after three runs, identity-rates after 20 epochs of a trial, and clipped-rates and clipped-
-elsewhere after benchmarks/highest_rate.py, when two runs at rate 0.64 had diverged. The first 28
-runs were evaluated on whole images though trained on crops, to AGC's disadvantage; all were made
-again, by the same rules.
+the way, when their outcome could be guessed: fig1h-highest, lambda-depth, speed-alone and
+memory-alone after three runs, identity-rates after 20 epochs of a trial, and clipped-rates and
+clipped-elsewhere after benchmarks/highest_rate.py, when two runs at rate 0.64 had diverged. The
+first 28 runs were evaluated on whole images though trained on crops, to AGC's disadvantage; all
+were made again, by the same rules.
 
 "The same" is within one point of error: half of what the paper calls worse (BatchNorm at batch 1,
 about 2 points), and five times the differences that it calls none (0.16 and 0.2 points).
