@@ -87,7 +87,7 @@ def draw_panel(axes: Axes, panel: Panel, shown: Range | None) -> None:
 
 
 def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> int:
-    """Draw a line's seeds, their mean and its crosses; returns its last epoch."""
+    """Draw a line's seeds, their mean and its crosses; returns the last epoch of all."""
     label = line.label + how_many(line)
     of_runs = [points(run, metric) for run in line.runs]
     seeds = [of_one for of_one in of_runs if of_one]
@@ -109,7 +109,7 @@ def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> int:
     )
     axes.plot(common, means, color=colour, linewidth=1.8, label=None if lost else label)
     draw_crosses(axes, crosses, colour, label if lost else None)
-    return furthest
+    return max([furthest, *(epoch for epoch, _ in crosses)])
 
 
 def draw_crosses(
