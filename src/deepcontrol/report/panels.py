@@ -26,7 +26,7 @@ def draw_figure_1(panels: Sequence[Panel], words: str) -> Figure:
     shown = ranges(panels)
     with drawing(11, 15) as figure:
         lines = "Bold: means over seeds. Thin: the seeds. Crosses: runs that diverged."
-        figure.suptitle(f"{words}. {lines}", fontsize=9)
+        figure.suptitle(f"{words}\n{lines}", fontsize=9)
         for axes, panel in zip(figure.subplots(4, 2).flat, panels, strict=True):
             draw_panel(axes, panel, shown[panel.letter])
     return figure
