@@ -89,8 +89,8 @@ def draw_panel(axes: Axes, panel: Panel, shown: Range | None) -> None:
 def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> int:
     """Draw a line's seeds, their mean and its crosses; returns the last epoch of all."""
     label = line.label + how_many(line)
-    of_runs = [points(run, metric) for run in line.runs]
-    seeds = [of_one for of_one in of_runs if of_one]
+    of_runs = [(run, points(run, metric)) for run in line.runs]
+    seeds = [of_one for _, of_one in of_runs if of_one]
     for of_one in seeds if len(seeds) > 1 else []:
         axes.plot(list(of_one), list(of_one.values()), color=colour, alpha=0.5, linewidth=0.8)
     # The mean is of those that came furthest: one that ended early must not end it, nor bend it.
@@ -100,13 +100,11 @@ def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> int:
     means = [fmean(of_one[e] for of_one in whole) for e in common]
     crosses = [
         (run.diverged, of_one[max(of_one)] if of_one else math.inf)
-        for run, of_one in zip(line.runs, of_runs, strict=True)
+        for run, of_one in of_runs
         if run.diverged is not None
     ]
     # Where all diverged the legend has their cross: of the line there is nothing to be seen.
-    lost = bool(crosses) and not any(
-        of_one and run.diverged is None for run, of_one in zip(line.runs, of_runs, strict=True)
-    )
+    lost = crosses and not any(of_one and run.diverged is None for run, of_one in of_runs)
     axes.plot(common, means, color=colour, linewidth=1.8, label=None if lost else label)
     draw_crosses(axes, crosses, colour, label if lost else None)
     return max([furthest, *(epoch for epoch, _ in crosses)])
