@@ -9,7 +9,11 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-SHOWN = ("results/camvid/index.html", "results/camvid/figures/figure1.png")
+SHOWN = (
+    "results/camvid/index.html",
+    "results/camvid/figures/figure1.png",
+    "results/camvid/figures/figure2.png",
+)
 
 
 def on_files(files: Files, *, config: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from deepcontrol.report.panels import draw_line, how_many, ranges
+from deepcontrol.report.panels import common_ranges, draw_figure, draw_line, how_many, ranges
 from deepcontrol.report.runs import Run, read_run
 from deepcontrol.report.study import Line, Panel
 from tests.report.conftest import make_run
@@ -57,19 +57,28 @@ def test_a_spike_leaves_and_neighbours_share_their_axis(whole: Run) -> None:
     low = with_errors(whole, [0.1] * 150)
     kinds = {"a": ("val_error", high), "b": ("val_error", low), "c": ("val_error", low)}
     panels = [Panel(k, "", m, [Line("", [run])]) for k, (m, run) in kinds.items()]
-    shown = ranges([*panels, Panel("d", "", "val_error", [Line("", [])])])
+    shown = common_ranges([*panels, Panel("d", "", "val_error", [Line("", [])])])
     assert shown["a"] == shown["b"]
     bottom, top = shown["a"] or (0, 0)
     assert bottom < 10
     assert 30 < top < 50
     assert shown["c"] == pytest.approx((9, 11))
     assert shown["d"] is None
+    assert ranges(panels)["a"] != ranges(panels)["b"] == shown["c"]  # unless they are by themselves
     losses = [replace(panel, metric="val_loss") for panel in panels[:2]]
     losses[0] = replace(losses[0], lines=[Line("", [with_losses(whole, 3.0)])])
-    assert len(set(ranges(losses).values())) == 2  # of different networks, as in the paper
+    assert len(set(common_ranges(losses).values())) == 2  # of different networks, as in the paper
 
 
 def test_legends(whole: Run) -> None:
     gone = cut(whole, 0, diverged=True)
     said = [how_many(Line("", runs)) for runs in ([], [whole], [gone], [whole, whole])]
     assert said == [": not run", "", " (diverged)", " (2 seeds)"]
+
+
+def test_an_odd_panel_has_a_row_to_itself(whole: Run) -> None:
+    panels = [Panel(letter, "", "val_error", [Line("AGC", [whole])]) for letter in "abc"]
+    figure = draw_figure(panels, ranges(panels), "words")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["(a) ", "(b) ", "(c) "]
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    assert [(p.rowspan.start, p.colspan.start) for p in places if p] == [(0, 0), (0, 1), (1, 0)]

@@ -63,6 +63,10 @@ def make_study(folder: Path, **changes: Any) -> Path:
              "metric": metrics.get(letter, "val_error")}
             for letter in "abcdefgh"
         ],
+        "beside": [
+            {"letter": letter, "title": f"beside {letter}", "lines": lines, "metric": "val_error"}
+            for letter in "abc"
+        ],
         "runs": runs,
         "samples": ["agc-s0", "bn-s1"],
         "layers": "agc-s0",
@@ -77,7 +81,9 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
     page = Tags((folder / "index.html").read_text())
     kinds = [source.split(";")[0] for source in page.sources()]
     svg, jpeg = "data:image/svg+xml", "data:image/jpeg"
-    assert kinds == [svg] * 8 + [svg] * 2 + [jpeg]  # panels, lambda, a picture
+    assert kinds == [svg] * (8 + 3) + [svg] * 2 + [jpeg]  # panels, lambda, a picture
+    alts = [attributes.get("alt") for tag, attributes in page.found if tag == "img"]
+    assert alts[7:9] == ["Panel h of figure 1: title h", "Panel a of figure 2: beside a"]
     for text in (
         "1 reproduced", "1 not reproduced", "1 undecided", "3 of 4 runs are done",
         "camvid at 256x512, 150 epochs, up to 2 seeds", "AGC: 9.90 ± 0.10 %",
@@ -88,7 +94,7 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert text in page.text, text
     assert {tag for tag, _ in page.found}.isdisjoint({"b", "script", "link", "iframe"})
-    names = ("figure1", "lambda", "lambda-layers")
+    names = ("figure1", "figure2", "lambda", "lambda-layers")
     assert sorted(p.name for p in (folder / "figures").iterdir()) == sorted(
         f"{name}.{kind}" for name in names for kind in ("png", "svg")
     )
@@ -109,11 +115,13 @@ def test_other_epochs_than_the_preset_has_are_said(tmp_path: Path) -> None:
 
 
 def test_a_study_of_which_nothing_has_run(tmp_path: Path) -> None:
-    folder = make_study(tmp_path / "study", runs=[], samples=[], layers=None)
+    folder = make_study(tmp_path / "study", runs=[], samples=[], layers=None, beside=[])
     assert main(["report", str(folder), "--out", str(tmp_path / "page")]) == 0
     page = Tags((tmp_path / "page" / "index.html").read_text())
     assert len(page.sources()) == 8
     assert "0 of 0 runs are done" in page.text
+    assert "Figure 2" not in page.text
+    assert not (tmp_path / "page" / "figures" / "figure2.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from deepcontrol.cli import main, parse
 from deepcontrol.study.claims import CLAIMS
-from deepcontrol.study.figure import PANELS
+from deepcontrol.study.figure import FIGURE_1
 from deepcontrol.study.jobs import command, plan, refuse_others
 from deepcontrol.study.local import find_slots
 from deepcontrol.study.presets import PRESETS
@@ -178,13 +178,13 @@ def test_every_preset_is_a_plan(tmp_path: Path) -> None:
 
 def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> None:
     jobs = plan(CLAIMS, PRESETS["camvid"], tmp_path, None)
-    drawn = {arm for panel in PANELS for arm in panel.lines}
+    drawn = {arm for panel in FIGURE_1 for arm in panel.lines}
     order = [(job.seed >= 3, job.arm not in drawn, job.seed) for job in jobs]
     assert order == sorted(order)
     further = [job for job in jobs if job.seed >= 3]
-    assert {job.arm for job in further} == {*PANELS[0].lines, *PANELS[1].lines}
+    assert {job.arm for job in further} == {*FIGURE_1[0].lines, *FIGURE_1[1].lines}
     assert {job.seed for job in further} == {3, 4}
-    assert {job.arm for job in jobs[:6]} == {*PANELS[0].lines, *PANELS[1].lines}
+    assert {job.arm for job in jobs[:6]} == {*FIGURE_1[0].lines, *FIGURE_1[1].lines}
     assert (len(drawn), len({job.arm for job in jobs})) == (12, 28)
 
 

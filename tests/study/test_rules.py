@@ -15,7 +15,7 @@ from deepcontrol.study.claims import (
     LIGHT,
     judge,
 )
-from deepcontrol.study.figure import PANELS
+from deepcontrol.study.figure import FIGURE_1
 from deepcontrol.study.intervals import Interval, difference, mean_of
 from deepcontrol.study.measures import FINAL
 from deepcontrol.study.rules import Check, Evidence, decide, together
@@ -293,6 +293,6 @@ def test_names_tell_arms_apart() -> None:
 
 
 def test_figure_1_needs_no_run_of_its_own() -> None:
-    drawn = {arm for panel in PANELS for arm in panel.lines}
+    drawn = {arm for panel in FIGURE_1 for arm in panel.lines}
     assert drawn <= {arm for claim in CLAIMS for arm in claim.arms}
-    assert [panel.letter for panel in PANELS] == list("abcdefgh")
+    assert [panel.letter for panel in FIGURE_1] == list("abcdefgh")

@@ -1,4 +1,4 @@
-"""Figure 1 of the paper: eight panels of curves over epochs, every line over several seeds."""
+"""A study's figures: panels of curves over epochs, every line over several seeds."""
 
 import math
 from collections.abc import Sequence
@@ -17,18 +17,19 @@ FACTORS = {"val_error": 100.0, "val_loss": 1.0}
 
 Points = dict[int, float]  # by epoch
 Range = tuple[float, float]
+Ranges = dict[str, Range | None]  # what to show, by a panel's letter; None of one without values
 
 USUAL = 0.99  # of the later values are shown; single spikes may leave a panel at its top
 
 
-def draw_figure_1(panels: Sequence[Panel], words: str) -> Figure:
-    """All panels in the paper's arrangement, two in a row; words: what they are of."""
-    shown = ranges(panels)
-    with drawing(11, 15) as figure:
+def draw_figure(panels: Sequence[Panel], shown: Ranges, words: str) -> Figure:
+    """All panels, two in a row as the paper has them; words: what they are of."""
+    rows = math.ceil(len(panels) / 2)
+    with drawing(11, 3.75 * rows) as figure:
         lines = "Bold: means over seeds. Thin: the seeds. Crosses: runs that diverged."
         figure.suptitle(f"{words}\n{lines}", fontsize=9)
-        for axes, panel in zip(figure.subplots(4, 2).flat, panels, strict=True):
-            draw_panel(axes, panel, shown[panel.letter])
+        for i, panel in enumerate(panels, 1):
+            draw_panel(figure.add_subplot(rows, 2, i), panel, shown[panel.letter])
     return figure
 
 
@@ -39,12 +40,13 @@ def draw_one(panel: Panel, shown: Range | None) -> Figure:
     return figure
 
 
-def ranges(panels: Sequence[Panel]) -> dict[str, Range | None]:
-    """What to show of each panel's metric, by letter; None of one that has no values yet.
+def ranges(panels: Sequence[Panel]) -> Ranges:
+    return {panel.letter: usual_range(panel) for panel in panels}
 
-    Two panels of errors in a row have one axis: they are there to be compared.
-    """
-    found = {panel.letter: usual_range(panel) for panel in panels}
+
+def common_ranges(panels: Sequence[Panel]) -> Ranges:
+    """Two panels of errors in a row have one axis: in figure 1 they are there to be compared."""
+    found = ranges(panels)
     for pair in zip(panels[::2], panels[1::2], strict=True):
         left, right = (found[panel.letter] for panel in pair)
         if left and right and all(panel.metric == "val_error" for panel in pair):

@@ -90,7 +90,8 @@ class Study:
     command: str
     claims: list[Claim]
     grid: list[Cell]
-    panels: list[Panel]
+    panels: list[Panel]  # of figure 1
+    beside: list[Panel]  # of figure 2
     entries: list[Entry]
     samples: list[Run]  # whose pictures are shown
     layers: Run | None  # whose lambda is shown
@@ -124,6 +125,15 @@ def _study(folder: Path, content: dict[str, Any]) -> Study:
         runs = [found.get(name) for name in names]
         return [run for run in runs if run is not None and run.metrics]
 
+    def panels(rows: list[dict[str, Any]]) -> list[Panel]:
+        return [
+            Panel(
+                **_texts(row, "letter", "title", "metric"),
+                lines=[Line(str(line["label"]), those(line["runs"])) for line in row["lines"]],
+            )
+            for row in rows
+        ]
+
     return Study(
         protocol=dict(content["protocol"]),
         seeds=int(content["seeds"]),
@@ -135,13 +145,8 @@ def _study(folder: Path, content: dict[str, Any]) -> Study:
             Cell(int(row["batch"]), float(row["rate"]), str(row["error"]), bool(row["is_best"]))
             for row in content["grid"]
         ],
-        panels=[
-            Panel(
-                **_texts(row, "letter", "title", "metric"),
-                lines=[Line(str(line["label"]), those(line["runs"])) for line in row["lines"]],
-            )
-            for row in content["panels"]
-        ],
+        panels=panels(content["panels"]),
+        beside=panels(content["beside"]),
         entries=[
             Entry(
                 **_texts(row, "name", "label", "state", "fault", "command"),

@@ -1,4 +1,4 @@
-"""A study's page: verdicts, figure 1, lambda, pictures and commands, in one HTML file.
+"""A study's page: verdicts, figures, lambda, pictures and commands, in one HTML file.
 
 Beside it lie the figures as files, and the verdicts as a table in Markdown.
 """
@@ -11,7 +11,7 @@ from .depth import Scale, departure, draw_depth, draw_multiples
 from .figures import data_uri, save_figure
 from .layers import track
 from .page import environment
-from .panels import draw_figure_1, draw_one, ranges
+from .panels import common_ranges, draw_figure, draw_one, ranges
 from .pictures import picture_uri
 from .study import Cell, Study, Value, read_study
 from .summary import shown, summarise
@@ -24,8 +24,8 @@ def write_study_page(folder: Path, out: Path) -> Path:
     """index.html, figures/ and verdicts.md of the study in a folder; returns the page's path."""
     study = read_study(folder)
     out.mkdir(parents=True, exist_ok=True)
-    figures = write_figures(study, out / "figures")
-    of_panels = ranges(study.panels)
+    lambdas = write_figures(study, out / "figures")
+    of_1, of_2 = common_ranges(study.panels), ranges(study.beside)
     html = (
         environment()
         .get_template("study.html")
@@ -39,8 +39,9 @@ def write_study_page(folder: Path, out: Path) -> Path:
             holds=HOLDS,
             rates=sorted({cell.rate for cell in study.grid}),
             grid=rows_of_grid(study),
-            panels=[(p, data_uri(draw_one(p, of_panels[p.letter]))) for p in study.panels],
-            lambdas=figures,
+            panels=[(p, data_uri(draw_one(p, of_1[p.letter]))) for p in study.panels],
+            beside=[(p, data_uri(draw_one(p, of_2[p.letter]))) for p in study.beside],
+            lambdas=lambdas,
             pictures=pictures(study),
             rows=[
                 (entry, summarise([entry.run])[0] if entry.run else None) for entry in study.entries
@@ -61,9 +62,14 @@ def count_verdicts(study: Study) -> dict[str, int]:
 
 
 def write_figures(study: Study, folder: Path) -> dict[str, str]:
-    """As SVG and PNG: figure 1, and lambda where a run has it; returns the latter for the page."""
+    """As SVG and PNG: curves, and lambda where a run has it; returns the latter for the page."""
     folder.mkdir(exist_ok=True)
-    save_figure(draw_figure_1(study.panels, protocol_words(study)), folder / "figure1")
+    words = protocol_words(study)
+    figure_1 = draw_figure(study.panels, common_ranges(study.panels), words)
+    save_figure(figure_1, folder / "figure1")
+    if study.beside:
+        figure_2 = draw_figure(study.beside, ranges(study.beside), f"SegNet, {words}")
+        save_figure(figure_2, folder / "figure2")
     lam = track(study.layers, "mean_scale") if study.layers else None
     if lam is None:
         return {}

@@ -42,8 +42,16 @@ class Arm:
         words = [self.norm.upper(), f"batch {self.batch}", f"rate {self.rate:g}"]
         if self.model == "classnet":
             words.insert(0, "ClassNet")
-        words += [f"{name} {value}".strip() for name, value in self._specials().items()]
-        return " ".join(words)
+        return " ".join([*words, *self.specials])
+
+    @property
+    def specials(self) -> list[str]:
+        """What is not as usual, for a reader.
+
+        >>> agc(4, init="identity", fixed_gamma=1.0).specials
+        ['identity', 'gamma 1']
+        """
+        return [f"{name} {value}".strip() for name, value in self._specials().items()]
 
     def at_rate_times(self, factor: float) -> "Arm":
         """The same at another rate.
@@ -54,7 +62,7 @@ class Arm:
         return replace(self, rate=round(factor * self.rate, 10))
 
     def _specials(self) -> dict[str, str]:
-        """What is not as usual."""
+        """The same by name, with the value where there is one."""
         found: dict[str, str] = {}
         if self.init != "he":
             found[self.init] = ""

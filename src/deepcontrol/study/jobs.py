@@ -12,7 +12,7 @@ from ..train.config import ConfigChangedError, Train, differences, load_config
 from ..train.lock import is_locked
 from .arms import Arm
 from .claims import Claim
-from .figure import PANELS
+from .figure import FIGURE_1
 from .measures import Curve, Filters
 from .presets import Preset
 
@@ -39,7 +39,7 @@ class Job:
 def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path | None) -> list[Job]:
     """Each run once. First what figure 1 draws: with the first seed, then with the next; a verdict
     takes several. Then all others, likewise. At last the further seeds of what is close."""
-    figure = {arm.at_rate_times(preset.rates_times) for panel in PANELS for arm in panel.lines}
+    figure = {arm.at_rate_times(preset.rates_times) for panel in FIGURE_1 for arm in panel.lines}
     close = {arm for claim in claims if claim.id in preset.close for arm in claim.arms}
     jobs = []
     for arm in dict.fromkeys(arm for claim in claims for arm in claim.arms):

@@ -10,7 +10,7 @@ from typing import Any
 from ..train.records import write_whole
 from .arms import Arm, agc, bn
 from .claims import CLASSNET_AGC, CLASSNET_BN, Judged
-from .figure import PANELS
+from .figure import FIGURE_1, FIGURE_2, Panel
 from .grid import Cell
 from .jobs import Job, command, from_nowhere
 from .presets import PRESETS, Preset
@@ -71,7 +71,8 @@ def write(
         "command": words,
         "claims": [claim_as_data(each, jobs) for each in judged],
         "grid": [asdict(cell) for cell in cells],
-        "panels": panels_as_data(jobs, protocol.rates_times),
+        "panels": [panel_as_data(panel, jobs, protocol.rates_times) for panel in FIGURE_1],
+        "beside": panels_beside(jobs, protocol.rates_times),
         "runs": [
             {
                 "name": entry.job.name,
@@ -113,19 +114,22 @@ def claim_as_data(judged: Judged, jobs: Sequence[Job]) -> dict[str, Any]:
     }
 
 
-def panels_as_data(jobs: Sequence[Job], times: float) -> list[dict[str, Any]]:
-    def runs(arm: Arm) -> list[str]:
-        return [job.name for job in jobs if job.arm == arm.at_rate_times(times)]
+def panel_as_data(panel: Panel, jobs: Sequence[Job], times: float) -> dict[str, Any]:
+    arms = [arm.at_rate_times(times) for arm in panel.lines]
+    return {
+        "letter": panel.letter,
+        "title": panel.title,
+        "metric": panel.metric,
+        "lines": [
+            {"label": panel.label(arm), "runs": [job.name for job in jobs if job.arm == arm]}
+            for arm in arms
+        ],
+    }
 
-    return [
-        {
-            "letter": panel.letter,
-            "title": panel.title,
-            "metric": panel.metric,
-            "lines": [
-                {"label": panel.label(arm.at_rate_times(times)), "runs": runs(arm)}
-                for arm in panel.lines
-            ],
-        }
-        for panel in PANELS
-    ]
+
+def panels_beside(jobs: Sequence[Job], times: float) -> list[dict[str, Any]]:
+    """Figure 2, as far as this study trains something to compare."""
+    panels = [panel_as_data(panel, jobs, times) for panel in FIGURE_2]
+    for panel in panels:
+        panel["lines"] = [line for line in panel["lines"] if line["runs"]]
+    return [panel for panel in panels if len(panel["lines"]) > 1]
