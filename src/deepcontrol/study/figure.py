@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .arms import Arm, agc, bn
-from .claims import CLASSNET_AGC, CLASSNET_BN, CLIP, HEAVY, IDENTITY, LIGHT, UNIT
+from .claims import CLASSNET_AGC, CLASSNET_BN, CLIP, HEAVY, IDENTITY, IDENTITY_CLIPPED, LIGHT, UNIT
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,12 @@ FIGURE_1 = (
 # All of SegNet. A study draws those panels of which it trains two lines or more.
 FIGURE_2 = (
     Panel("a", "AGC and BN, batch 1", "val_error", (agc(1), bn(1))),
-    Panel("b", "AGC, batch 4: how filters start", "val_error", (agc(4), IDENTITY, UNIT)),
+    Panel(
+        "b",
+        "AGC, batch 4: how filters start",
+        "val_error",
+        (agc(4), IDENTITY, IDENTITY_CLIPPED, UNIT),
+    ),
     Panel(
         "c",
         "AGC, batch 4: lambda or gamma fixed",
@@ -75,6 +80,7 @@ FIGURE_2 = (
             agc(8, 0.64, init="identity"),
             agc(8, 0.64, init="unit"),
             agc(8, 0.64, clip_grad_norm=CLIP),
+            agc(8, 0.64, init="identity", clip_grad_norm=CLIP),
         ),
     ),
     Panel(
