@@ -1,5 +1,6 @@
 """Which lines the figures have, and what tells them apart."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from deepcontrol.study.arms import agc, bn
 from deepcontrol.study.claims import CLAIMS
 from deepcontrol.study.figure import FIGURE_1, FIGURE_2, Panel
 from deepcontrol.study.jobs import plan
-from deepcontrol.study.presets import PRESETS
+from deepcontrol.study.presets import PRESETS, Preset
 from deepcontrol.study.record import panels_beside
 
 
@@ -29,13 +30,25 @@ def test_a_study_that_trains_every_arm_draws_every_arm(tmp_path: Path) -> None:
     assert all(len(line["runs"]) >= 3 for panel in panels for line in panel["lines"])
 
 
-def test_beside_figure_1_is_only_what_can_be_compared(tmp_path: Path) -> None:
-    preset = PRESETS["quick"]
-    claims = [claim for claim in CLAIMS if claim.id in preset.claims]
+def beside(names: Sequence[str], preset: Preset, out: Path) -> dict[str, dict[str, list[str]]]:
+    """Of a study of some claims: figure 2's panels, and each line's runs by its label."""
     times = preset.rates_times
-    claims = [claim.at_rates_times(times) for claim in claims]
-    (batch_1,) = (panel for panel in panels_beside(plan(claims, preset, tmp_path, None), times)
-                  if panel["letter"] == "a")  # fmt: skip
-    runs = [line["runs"][0] for line in batch_1["lines"]]
-    assert runs == [f"{arm.at_rate_times(times).name}-s0" for arm in (agc(1), bn(1))]
-    assert [line["label"] for line in batch_1["lines"]] == ["AGC", "BN"]
+    claims = tuple(claim.at_rates_times(times) for claim in CLAIMS if claim.id in names)
+    panels = panels_beside(plan(claims, preset, out, None), times)
+    return {p["letter"]: {line["label"]: line["runs"] for line in p["lines"]} for p in panels}
+
+
+def test_a_quick_study_has_one_panel_beside_figure_1(tmp_path: Path) -> None:
+    preset = PRESETS["quick"]
+    arms = {"AGC": agc(1), "BN": bn(1)}
+    names = {label: arm.at_rate_times(preset.rates_times).name for label, arm in arms.items()}
+    assert beside(preset.claims, preset, tmp_path) == {
+        "a": {label: [f"{name}-s0", f"{name}-s1"] for label, name in names.items()}
+    }
+
+
+def test_a_panel_draws_what_is_trained(tmp_path: Path) -> None:
+    panels = beside(["identity"], PRESETS["camvid"], tmp_path)
+    assert {letter: [*lines] for letter, lines in panels.items()} == {
+        "b": ["He's, all learnt", "identity"]
+    }

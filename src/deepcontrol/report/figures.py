@@ -66,7 +66,8 @@ def _save_png(figure: Figure, path: Path, shaded: bool) -> None:
         figure.savefig(file, format="png", dpi=150)
     picture = Image.open(file).convert("RGB")
     if not shaded:
-        picture = picture.quantize(256, dither=Image.Dither.NONE)
+        # Other methods give few pixels' colours away, such as those of a line in the legend alone.
+        picture = picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     picture.save(path, optimize=True)
 
 

@@ -15,7 +15,8 @@ were evaluated on whole images though trained on crops, to AGC's disadvantage; a
 by the same rules.
 
 "The same" is within one point of error: half of what the paper calls worse (BatchNorm at batch 1,
-about 2 points), and five times the differences that it calls none (0.16 and 0.2 points).
+about 2 points), and five times the differences beside which it calls curves almost identical (0.16
+and 0.2 points).
 """
 
 import math
@@ -290,8 +291,8 @@ CLAIMS = (
     ),
     Claim(
         "identity-clipped",
-        "Beyond the paper: with identity filters and clipping, AGC ends better at batch 4 than the "
-        "paper's, and no worse at rate 0.64 than at 0.32",
+        "Beyond the paper: with identity filters and clipping, AGC ends better than without both at "
+        "batch 4, and no worse at rate 0.64 than without both at 0.32",
         "not in the paper",
         (
             higher(agc(4), IDENTITY_CLIPPED),

@@ -26,7 +26,7 @@ class Panel:
         words = [arm.norm.upper()] * (len({a.norm for a in self.lines}) > 1)
         words += [f"batch {arm.batch}"] * (len({a.batch for a in self.lines}) > 1)
         words += [f"rate {arm.rate:g}"] * (len({a.rate for a in self.lines}) > 1)
-        return ", ".join([*words, *arm.specials]) or "the paper's"
+        return ", ".join([*words, *arm.specials]) or "He's, all learnt"
 
 
 BOTH, BOTH_CLASSNET = (agc(4), bn(4)), (CLASSNET_AGC, CLASSNET_BN)
@@ -47,7 +47,7 @@ FIGURE_1 = (
     ),
 )
 
-# All of SegNet. A study draws those panels of which it trains two lines or more.
+# All of SegNet. A study draws as much of it as it trains.
 FIGURE_2 = (
     Panel("a", "AGC and BN, batch 1", "val_error", (agc(1), bn(1))),
     Panel(

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +128,12 @@ def panel_as_data(panel: Panel, jobs: Sequence[Job], times: float) -> dict[str, 
 
 
 def panels_beside(jobs: Sequence[Job], times: float) -> list[dict[str, Any]]:
-    """Figure 2, as far as this study trains something to compare."""
-    panels = [panel_as_data(panel, jobs, times) for panel in FIGURE_2]
-    for panel in panels:
-        panel["lines"] = [line for line in panel["lines"] if line["runs"]]
-    return [panel for panel in panels if len(panel["lines"]) > 1]
+    """Figure 2, as far as this study has something to compare that figure 1 does not."""
+    trained = {job.arm for job in jobs}
+    in_figure_1 = {arm for panel in FIGURE_1 for arm in panel.lines}
+    panels = []
+    for panel in FIGURE_2:
+        lines = tuple(arm for arm in panel.lines if arm.at_rate_times(times) in trained)
+        if len(lines) > 1 and (lines == panel.lines or not in_figure_1.issuperset(lines)):
+            panels.append(panel_as_data(replace(panel, lines=lines), jobs, times))
+    return panels

@@ -1,0 +1,26 @@
+"""Charts as files."""
+
+from pathlib import Path
+
+from PIL import Image
+
+from deepcontrol.report.figures import COLOURS, drawing, save_figure
+
+
+def test_a_line_keeps_its_colour_in_a_png(tmp_path: Path) -> None:
+    """However few of its pixels there are beside the others' shades."""
+    with drawing(8, 8) as figure:
+        axes = figure.subplots()
+        for i in range(60):
+            axes.plot([0, 1], [i, i + 30], color=COLOURS[i % 3], alpha=0.3 + i / 100)
+        for i, colour in enumerate(COLOURS):
+            axes.plot([0, 0.1], [i - 20, i - 20], color=colour, label=colour)
+        axes.legend()
+    save_figure(figure, tmp_path / "lines")
+    picture = Image.open(tmp_path / "lines.png")
+    assert picture.mode == "P"  # small
+    found = {rgb for _, rgb in picture.convert("RGB").getcolors() or []}
+    for colour in COLOURS:
+        rgb = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        nearest = min(max(abs(a - b) for a, b in zip(rgb, f, strict=True)) for f in found)
+        assert nearest <= 12, colour
