@@ -291,8 +291,8 @@ CLAIMS = (
     ),
     Claim(
         "identity-clipped",
-        "Beyond the paper: with identity filters and clipping, AGC ends better than without both at "
-        "batch 4, and no worse at rate 0.64 than without both at 0.32",
+        "Beyond the paper: with identity filters and clipping, AGC ends better than without both "
+        "at batch 4, and no worse at rate 0.64 than without both at 0.32",
         "not in the paper",
         (
             higher(agc(4), IDENTITY_CLIPPED),
