@@ -101,8 +101,8 @@ def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[st
         model.eval()
         expected = tensors(model(images))
         exact = tensors(copy.deepcopy(model).double()(images.double()))
-        agc = to_agc(copy.deepcopy(model), init="bn")
-        in_double = to_agc(model.double(), init="bn")
+        agc = to_agc(copy.deepcopy(model), init="bn", example=images[:1])
+        in_double = to_agc(model.double(), init="bn", example=images[:1].double())
         return agc, {
             "bn_start": difference(tensors(agc(images)), expected),
             "bn_start_fp64": difference(tensors(in_double(images.double())), exact),

@@ -1,12 +1,15 @@
 """Which module takes whose output: what must be known before two modules can become one.
 
-torch.fx follows the calls through a model's own Python. Where that asks something of its input (its
-shape, say, to pad it), both answers are followed. Where it asks too much, each part is followed by
-itself, and in an nn.Sequential the order says it. Whatever is not followed counts as UNSEEN, so
-that doubt always keeps two modules apart.
+torch.fx follows the calls through a model's own Python, as it is in training and in evaluation, and
+with optional arguments left out or given. Where that asks something of its input (its shape, say,
+to pad it), both answers are followed. Where it asks too much, each part is followed by itself, and
+in an nn.Sequential the order says it. But code that was not followed may also call what is inside
+of a part, so such links are doubted, until an example shows that the part was called as a whole.
+Whatever is not followed counts as UNSEEN: doubt always keeps two modules apart.
 """
 
 import copy
+import inspect
 import itertools
 import warnings
 from collections import defaultdict
@@ -21,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..nn import AGC1d, AGC2d, AGC3d, AGCLinear
+from .example import called_only_within
 from .tree import parents
 
 _LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
@@ -45,6 +49,8 @@ class Links:
 
     before: dict[nn.Module, set[Neighbour]] = field(default_factory=lambda: defaultdict(set))
     after: dict[nn.Module, set[Neighbour]] = field(default_factory=lambda: defaultdict(set))
+    followed_in: dict[nn.Module, nn.Module] = field(default_factory=dict)  # whose code said so
+    doubted: set[nn.Module] = field(default_factory=set)
 
     def connect(self, giver: Neighbour, taker: Neighbour) -> None:
         if isinstance(giver, nn.Module):
@@ -63,10 +69,14 @@ class Links:
         return any(_averages(taker) for taker in self.after[module])
 
 
-def find_links(model: nn.Module, wanted: Iterable[nn.Module]) -> Links:
+def find_links(model: nn.Module, wanted: Iterable[nn.Module], example: Any = None) -> Links:
     """The links of a model, followed as far as the wanted modules need it."""
     links = Links()
     _explore(model, set(wanted), links, parents(model))
+    in_parts = {module: part for module, part in links.followed_in.items() if part is not model}
+    links.doubted = set(in_parts)
+    if in_parts and example is not None:
+        links.doubted -= called_only_within(model, in_parts, example)
     return links
 
 
@@ -83,6 +93,7 @@ def _explore(
     inside = set(root.modules())
     called = set(found.before) - set(links.before)
     for module in called:
+        links.followed_in[module] = root
         for giver in found.before[module]:
             links.connect(giver, module)
         for taker in found.after[module]:
@@ -106,6 +117,12 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _LEAVES) or super().is_leaf_module(m, module_qualified_name)
 
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        """A slice of a Sequential is a new one, of no name: what it calls is what counts."""
+        if is_plain_sequential(m) and all(m is not own for own in self.root.modules()):
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
     def to_bool(self, obj: fx.Proxy) -> bool:
         """The answer to what the code asks of its input, which has no values."""
         if len(self.taken) == _BRANCHES:
@@ -116,13 +133,24 @@ class _Tracer(fx.Tracer):
 
 def _graphs(root: nn.Module) -> Iterator[fx.Graph]:
     """root's graph, one for each path through its code; an error if one cannot be followed."""
-    root = _stand_in(root)
-    paths: list[tuple[bool, ...]] = [()]
-    while paths:
-        told = paths.pop()
-        tracer = _Tracer(told)
-        yield tracer.trace(root)
-        paths += [(*tracer.taken[:i], False) for i in range(len(told), len(tracer.taken))]
+    copied = _stand_in(root)
+    absent = _absent_if_not_given(root)
+    for training in (True, False) if copied is not root else (root.training,):
+        if copied is not root:
+            copied.train(training)
+        for given in ({}, absent) if absent else ({},):
+            paths: list[tuple[bool, ...]] = [()]
+            while paths:
+                told = paths.pop()
+                tracer = _Tracer(told)
+                yield tracer.trace(copied, given)
+                paths += [(*tracer.taken[:i], False) for i in range(len(told), len(tracer.taken))]
+
+
+def _absent_if_not_given(root: nn.Module) -> dict[str, Any]:
+    """The arguments of root's forward that are None by default: to fx they never would be."""
+    parameters = inspect.signature(type(root).forward).parameters
+    return {name: None for name, parameter in parameters.items() if parameter.default is None}
 
 
 def _stand_in(root: nn.Module) -> nn.Module:
@@ -140,6 +168,8 @@ def _stand_in(root: nn.Module) -> nn.Module:
 def _traced(root: nn.Module) -> Links:
     """The links that torch.fx sees, over all paths; none if it cannot follow root's code."""
     links = Links()
+    if "forward" in vars(root):  # which fx passes over for its class's
+        return links
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a model's own, about proxies that it cannot judge
@@ -189,7 +219,8 @@ def _is_one(size: Any) -> bool:
 
 
 def is_plain_sequential(module: nn.Module) -> bool:
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    own = type(module).forward is not nn.Sequential.forward or "forward" in vars(module)
+    return isinstance(module, nn.Sequential) and not own
 
 
 def _in_order(root: nn.Module) -> Links:

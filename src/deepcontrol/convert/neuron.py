@@ -32,8 +32,15 @@ def find_neuron(norm: nn.Module, links: Links) -> Neuron | str:
     assert isinstance(conv, _ConvNd)
     if links.only_after(conv) is not norm:
         return "the convolution's output is used elsewhere too"
+    if links.doubted & {conv, norm}:
+        return "what calls its convolution was not followed"
     after = links.only_after(norm)
-    if after is not None and links.only_before(after) is norm and not has_hooks(after):
+    if (
+        after is not None
+        and after not in links.doubted
+        and links.only_before(after) is norm
+        and not has_hooks(after)
+    ):
         name = activation_name(after)
         if name is not None:
             return Neuron(conv, name, after)
@@ -64,6 +71,8 @@ def _why_not(conv: nn.Module) -> str | None:
     own = [getattr(type(conv), method) for method in ("forward", "_conv_forward")]
     if own != [plain.forward, plain._conv_forward] or "forward" in vars(conv):
         return f"{kind} has a forward of its own"
+    if not isinstance(conv.weight, nn.Parameter):
+        return "the convolution's filters are no parameter"
     if has_hooks(conv):
         return "the convolution has hooks"
     return None

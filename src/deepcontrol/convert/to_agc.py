@@ -77,6 +77,9 @@ def to_agc(
     example: an input of the model (or a tuple, or a dict of keywords), to find maps of one position
     (squeeze-and-excitation, the pooling of ASPP). There the mean is the value itself, so lambda
     starts at 0. Without an example, only a BatchNorm1d behind a linear layer is known to be one.
+    It also shows who calls whom where the model's code is more than torch.fx can follow; without
+    it, a convolution and a BatchNorm stay two layers there. Of the code only forward is looked at:
+    where other methods call a convolution by itself, leave its BatchNorm out with `where`.
 
     report: return the model and a Report, a table of what became what and why.
 
@@ -108,7 +111,7 @@ class _Conversion:
         self.norms = find_batchnorms(model)
         self.init = init
         self.chosen = {m for n, m in self.norms.items() if where is None or where(n, m)}
-        self.links: Links = find_links(model, self.chosen)
+        self.links: Links = find_links(model, self.chosen, example)
         self.example = example is not None
         self.met = maps_met(model, self.chosen, example) if self.example else {}
         self.names = {module: name for name, module in model.named_modules()}
