@@ -76,6 +76,17 @@ def test_exported(run: Path, fold: str) -> None:
 
 
 @pytest.mark.usefixtures("shallow")
+def test_classnet_exported(tmp_path: Path) -> None:
+    """It returns two maps, in a class that the file's readers do not have."""
+    run = make_run(tmp_path / "run", "classnet", "agc")
+    export(run, "--to", "exported")
+    program = torch.export.load(run / "export" / "classnet.pt2")
+    found = program.module()(images := torch.randn(CLASSNET))
+    assert type(found) is tuple
+    torch.testing.assert_close(found, network_says(run, images), atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("shallow")
 def test_fixed_means_are_measured(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = export(run, "--to", "exported", "--fixed-means")["validation"]
     assert list(rows) == ["as trained", "fixed means"]

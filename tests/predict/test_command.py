@@ -92,6 +92,14 @@ def test_bad_images_are_named_and_the_others_labelled(
     assert len(list((run / "predictions").rglob("*-labels.png"))) == 2
 
 
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGBA", "CMYK"])
+def test_images_of_eight_bits(run: Path, images: Path, mode: str) -> None:
+    kind = "tiff" if mode == "CMYK" else "png"
+    Image.open(images / "b.png").convert(mode).save(images / f"b-mode.{kind}")
+    assert main(["predict", str(run), str(images / f"b-mode.{kind}")]) == 0
+    assert pixels(run / "predictions" / "b-mode-labels.png").shape == (64, 96)
+
+
 def test_tiles(run: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(run), str(images / "b.png"), "--tile", "32x64"]) == 0
     assert "4 tiles)" in capsys.readouterr().out

@@ -168,6 +168,18 @@ def test_the_command_of_a_run_makes_that_run(tmp_path: Path) -> None:
         assert typed == TrainCommand(**vars(job.config))
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_data_that_is_not_there_is_one_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    """And not one of each run."""
+    words = ["reproduce", "--preset", "camvid", "--out", str(tmp_path / "study"), *more]
+    for root in ([], ["--data-root", str(tmp_path / "gone")]):
+        assert main([*words, *root]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "study").exists()
+
+
 def test_every_preset_is_a_plan(tmp_path: Path) -> None:
     for preset in PRESETS.values():
         claims = tuple(claim for claim in CLAIMS if claim.id in preset.claims)

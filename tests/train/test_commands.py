@@ -54,6 +54,14 @@ def test_eval_gives_what_training_gave(whole: Path, capsys: pytest.CaptureFixtur
     assert f"pixel error {best:.2%}" in capsys.readouterr().out
 
 
+def test_eval_of_a_run_without_checkpoints(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    assert main(["eval", str(tmp_path)]) == 1
+    assert "has no checkpoint 'best'" in capsys.readouterr().err
+
+
 def test_mistakes_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["eval", str(run)], "is no run folder"),

@@ -32,10 +32,14 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(path, f"not a readable image ({error})") from error
 
 
+# Pillow's modes of at most 8 bits a channel; in others values are lost on the way to RGB.
+EIGHT_BITS = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
+
+
 def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
     """An RGB image (H, W, 3), resized with antialiasing."""
     image = open_image(path)
-    if image.mode not in ("RGB", "RGBA", "L", "P"):  # others lose their values in conversion
+    if image.mode not in EIGHT_BITS:
         raise DataError(path, f"expected an image of 8 bits a channel, got {image.mode}")
     image = image.convert("RGB")
     if image.size != size[::-1]:

@@ -77,10 +77,23 @@ def sizes_of(model: nn.Module, fixed: Size | None = None) -> Sizes:
 
 def trace(model: nn.Module, sizes: Sizes) -> ExportedProgram:
     """The network's graph, with its parameters."""
+    if isinstance(model, ClassNet):
+        model = _Plain(model)
     with torch.no_grad(), torch_warnings_ignored():
         return torch.export.export(
             model, (torch.randn(sizes.traced),), dynamic_shapes=(sizes.dynamic_shapes(),)
         )
+
+
+class _Plain(nn.Module):
+    """ClassNet with a plain tuple of outputs: whoever loads a file has not its own class of them."""
+
+    def __init__(self, network: ClassNet) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.network(images))
 
 
 def as_tuple(outputs: Any) -> tuple[Tensor, ...]:

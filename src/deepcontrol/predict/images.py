@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from ..data import DataError, Size
-from ..data.files import open_image
+from ..data.files import EIGHT_BITS, open_image
 from ..data.sheet import coloured
 from .tiles import Span
 
@@ -81,7 +81,7 @@ class OpenImage:
         with _of_any_size():
             _refuse_larger_than(free, path)
             image = open_image(path)
-        if image.mode not in ("RGB", "RGBA", "L", "P"):  # others lose their values in conversion
+        if image.mode not in EIGHT_BITS:
             raise DataError(path, f"expected an image of 8 bits a channel, got {image.mode}")
         self._image = ImageOps.exif_transpose(image)  # as viewers show it
 

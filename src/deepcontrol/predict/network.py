@@ -11,7 +11,7 @@ from torch import nn
 from ..data.sample import Palette
 from ..sizes import Size
 from ..train.build import build_model
-from ..train.checkpoint import load
+from ..train.checkpoint import find, load
 from ..train.config import load_config
 from ..train.saving import load_weights
 from .memory import bytes_per_pixel
@@ -49,9 +49,7 @@ class Network:
 def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
     """The network that a run has trained: its `best` so far, or its `last`."""
     config, derived = load_config(run)
-    folder = run / checkpoint
-    if not folder.is_dir():
-        raise ValueError(f"{run} has no checkpoint {checkpoint!r} (yet)")
+    folder = find(run, checkpoint)
     try:
         classes, palette = _classes(derived)
         model = build_model(config, len(classes))

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..bench.record import read_rows
+from ..train.build import open_sources
 from ..train.interrupts import interrupts
 from . import record
 from .arms import Arm
@@ -45,6 +46,10 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     show = Show(console)
     over = (lambda job: None) if settings.keep_checkpoints else drop_checkpoints
     queue = Queue(jobs, out / LOGS, show.say, show.look, over, asked)
+    waiting = [entry.job.config for entry in queue.having("waiting")]
+    if settings.executor == "local" and settings.minutes != 0:
+        for config in {config.data: config for config in waiting}.values():
+            open_sources(config)  # one error before all runs, in place of one in each
     if settings.dry_run:
         console.print(table_of_runs(queue, 0))
         return 0
@@ -54,7 +59,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         for minutes in (settings.minutes, settings.last_start)
     )
     with interrupts() as noted:
-        if settings.minutes != 0 and queue.having("waiting"):
+        if settings.minutes != 0 and waiting:
             with show, executor(settings) as executes:
                 queue.run(executes, noted, deadline, last_start)
     judged, page = conclude(settings, queue), settings.out

@@ -61,7 +61,7 @@ def save_last(run: Path, checkpoint: Checkpoint, last_is_whole: bool = False) ->
 
 def save_best(run: Path, checkpoint: Checkpoint) -> None:
     """Save as `best`, in the place of what was."""
-    fresh, old = _write_beside(run / BEST, checkpoint), run / f".{BEST}.old"
+    fresh, old = _write_beside(run / BEST, checkpoint), _replaced(run / BEST)
     shutil.rmtree(old, ignore_errors=True)
     if (run / BEST).exists():
         (run / BEST).rename(old)
@@ -70,9 +70,25 @@ def save_best(run: Path, checkpoint: Checkpoint) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def find(run: Path, name: str) -> Path:
+    """The folder of a run's checkpoint; ValueError if there is none."""
+    folder = run / name
+    if not folder.is_dir() and not _replaced(folder).is_dir():
+        raise ValueError(
+            f"{run} has no checkpoint {name!r} (yet; runs of a study keep theirs only if asked to, "
+            "with --keep-checkpoints)"
+        )
+    return folder
+
+
+def _replaced(folder: Path) -> Path:
+    """Where a checkpoint is while another takes its place."""
+    return folder.with_name(f".{folder.name}.old")
+
+
 def load(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, once every byte of it is what was written."""
-    replaced = folder.with_name(f".{folder.name}.old")
+    replaced = _replaced(folder)
     if not folder.exists() and replaced.exists():  # whoever renamed them was stopped in between
         folder = replaced
     verify(folder)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..data import Batches, open_source, prepare
 from .build import build_model
-from .checkpoint import load
+from .checkpoint import find, load
 from .config import Train, load_config
 from .devices import choose_autocast, choose_device
 from .distributed import end_if_launched
@@ -91,7 +91,7 @@ def run_eval(command: Eval, console: Console) -> int:
     for name in ("data_root", "val_limit"):
         if getattr(command, name) is not None:
             config = replace(config, **{name: getattr(command, name)})
-    weights = load(command.run / command.checkpoint).model
+    weights = load(find(command.run, command.checkpoint)).model
     source = open_source(config.data, "val", config.data_root, config.val_limit)
     device = choose_device(command.device)
     model = build_model(config, len(source.classes))
