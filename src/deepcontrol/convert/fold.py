@@ -26,8 +26,8 @@ def fold(model: nn.Module) -> nn.Module:
     elsewhere stays, AGCLinear becomes nn.Linear, and a neuron without any lambda a plain nn.Conv.
 
     The copy computes the same function up to rounding, is in eval mode and does not train.
-    torch.compile and torch.export take it, with batch, height and width left open. (Export it with a
-    batch of 2: of whatever is 1 in its example, torch.export makes a constant.)
+    torch.compile and torch.export take it, with batch, height and width left open. (Export it with
+    a batch of 2: of whatever is 1 in its example, torch.export makes a constant.)
 
     >>> from deepcontrol import AGCConv2d
     >>> model = nn.Sequential(AGCConv2d(3, 8, 3, padding=1), AGCConv2d(8, 8, 3, stride=2))

@@ -86,7 +86,7 @@ def trace(model: nn.Module, sizes: Sizes) -> ExportedProgram:
 
 
 class _Plain(nn.Module):
-    """ClassNet with a plain tuple of outputs: whoever loads a file has not its own class of them."""
+    """ClassNet with a plain tuple of outputs: a file must not need this package to be loaded."""
 
     def __init__(self, network: ClassNet) -> None:
         super().__init__()
