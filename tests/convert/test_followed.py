@@ -125,6 +125,11 @@ def test_folding_keeps_the_function(make: Callable[[], nn.Module]) -> None:
     torch.testing.assert_close(fold(model)(x), model(x))
 
 
+def test_the_report_says_what_would_help() -> None:
+    _, report = to_agc(Loop(), report=True)
+    assert "neither followed nor seen with an example" in str(report)
+
+
 class ByKeyword(Pair):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.norm(input=self.conv(input=x))

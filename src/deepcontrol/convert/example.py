@@ -44,7 +44,7 @@ def called_only_within(
     hooks = [module.register_forward_pre_hook(look) for module in parts]
     for part in set(parts.values()):
         hooks.append(part.register_forward_pre_hook(enter, prepend=True))
-        hooks.append(part.register_forward_hook(leave))
+        hooks.append(part.register_forward_hook(leave, always_call=True))
     _run(model, example, hooks)
     return within - outside
 

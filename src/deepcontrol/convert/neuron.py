@@ -33,7 +33,7 @@ def find_neuron(norm: nn.Module, links: Links) -> Neuron | str:
     if links.only_after(conv) is not norm:
         return "the convolution's output is used elsewhere too"
     if links.doubted & {conv, norm}:
-        return "what calls its convolution was not followed"
+        return "what calls its convolution was neither followed nor seen with an example"
     after = links.only_after(norm)
     if (
         after is not None
