@@ -197,7 +197,7 @@ def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> No
     assert {job.arm for job in further} == {*FIGURE_1[0].lines, *FIGURE_1[1].lines}
     assert {job.seed for job in further} == {3, 4}
     assert {job.arm for job in jobs[:6]} == {*FIGURE_1[0].lines, *FIGURE_1[1].lines}
-    assert (len(drawn), len({job.arm for job in jobs})) == (12, 30)
+    assert (len(drawn), len({job.arm for job in jobs})) == (12, 31)
 
 
 def test_runs_that_were_made_otherwise_are_refused(tmp_path: Path) -> None:

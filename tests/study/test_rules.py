@@ -54,6 +54,7 @@ TRUE: dict[str, Runs] = {
     "clipped-rates": {agc(8, 0.32): {"error": 12}},
     "clipped-elsewhere": {},
     "identity-clipped": {agc(4): {"error": 12}, agc(8, 0.32): {"error": 12}},
+    "identity-clipped-single": {agc(1): {"error": 12}},
     "unit-start": {agc(4): {"early": 5}},
     "unit-start-rates": {agc(8, 0.32): {"error": 12}},
 }
@@ -85,6 +86,7 @@ FALSE: dict[str, Runs] = {
     "clipped-rates": {agc(8, 0.64, clip_grad_norm=1.0): {"error": 14}},
     "clipped-elsewhere": {agc(1, clip_grad_norm=1.0): {"error": 12}},
     "identity-clipped": {agc(4): {"error": 8}, agc(8, 0.32): {"error": 12}},
+    "identity-clipped-single": {agc(1): {"error": 8}},
     "unit-start": {},
     "unit-start-rates": {agc(8, 0.64, init="unit"): {"diverged": 2}},
 }

@@ -4,7 +4,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .arms import Arm, agc, bn
-from .claims import CLASSNET_AGC, CLASSNET_BN, CLIP, HEAVY, IDENTITY, IDENTITY_CLIPPED, LIGHT, UNIT
+from .claims import (
+    CLASSNET_AGC,
+    CLASSNET_BN,
+    CLIP,
+    HEAVY,
+    IDENTITY,
+    IDENTITY_CLIPPED,
+    IDENTITY_CLIPPED_SINGLE,
+    LIGHT,
+    UNIT,
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,12 @@ FIGURE_2 = (
         "h",
         "AGC: gradients clipped at the paper's rates",
         "val_error",
-        (agc(4), agc(4, clip_grad_norm=CLIP), agc(1), agc(1, clip_grad_norm=CLIP)),
+        (
+            agc(4),
+            agc(4, clip_grad_norm=CLIP),
+            agc(1),
+            agc(1, clip_grad_norm=CLIP),
+            IDENTITY_CLIPPED_SINGLE,
+        ),
     ),
 )
