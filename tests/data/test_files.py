@@ -114,6 +114,8 @@ def test_bad_files_are_named(camvid_root: Path, saved: Save) -> None:
     refused(read_all, "trainannot/2.png", "12x16", "24x32")
     saved(np.full((24, 32), 37, np.uint8), labels)
     refused(read_all, "trainannot/2.png", "class id 37 in 768 pixels", "0 to 11, or 255")
+    saved(np.repeat(np.array([[37], [254]], np.uint8), (23, 1), 0).repeat(32, 1), labels)
+    refused(read_all, "trainannot/2.png", "class id 254 in 32 pixels")
     saved(np.zeros((24, 32, 3), np.uint8), labels)
     refused(read_all, "trainannot/2.png", "one channel", "RGB")
     saved(np.full((24, 32), 2.7, np.float32), labels.with_suffix(".tiff")).rename(labels)

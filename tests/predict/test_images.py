@@ -33,6 +33,15 @@ def test_folders_are_searched_in_order(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("out", ["photos", "."])
+def test_predictions_go_elsewhere_than_into_the_images_folder(tmp_path: Path, out: str) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "x.png").touch()
+    with pytest.raises(ValueError, match="write them elsewhere with --out"):
+        find_jobs([photos], tmp_path / out)
+
+
 def test_two_images_to_one_place_are_refused(tmp_path: Path) -> None:
     for name in ("x.png", "x.jpg"):
         (tmp_path / name).touch()

@@ -70,9 +70,10 @@ class PairedFiles:
         bad = (labels == _UNKNOWN) | (ids < 0) | (ids > 255)
         if bad.any():
             known = sorted(i for i, _ in self.class_of if i != VOID)
+            worst = ids[bad].max()
             raise DataError(
                 path,
-                f"class id {ids[bad].max()} in {bad.sum()} pixels, "
+                f"class id {worst} in {(ids == worst).sum()} pixels, "
                 f"expected {known[0]} to {known[-1]}, or {VOID} for void",
             )
         return labels

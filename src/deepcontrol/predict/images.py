@@ -44,6 +44,10 @@ def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
     jobs: list[Job] = []
     for path in paths:
         if path.is_dir():
+            if path.resolve().is_relative_to(out.resolve()):
+                raise ValueError(
+                    f"{path} lies in {out}, where predictions go: write them elsewhere with --out"
+                )
             found = [p for p in sorted(path.rglob("*")) if _is_image(p, out)]
             if not found:
                 raise ValueError(f"{path}: no images ({', '.join(SUFFIXES)}) in this folder")
