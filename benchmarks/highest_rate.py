@@ -63,6 +63,7 @@ TREATMENTS = {
     "warm-up": Treatment(warm_up=True),
     "gradient of at most 1": Treatment(longest=1.0),
     "gradient of at most 0.3": Treatment(longest=0.3),
+    "identity start, gradient of at most 1": Treatment("identity", longest=1.0),
     "unit start, gradient of at most 1": Treatment("unit", longest=1.0),
     "BatchNorm": Treatment(norm="bn"),
 }

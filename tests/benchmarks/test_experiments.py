@@ -6,12 +6,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from deepcontrol.bench.record import Row, read_rows
 from deepcontrol.cli import main
+from deepcontrol.data import open_source, prepare
+from deepcontrol.losses import class_weights, pixel_cross_entropy
 from deepcontrol.train import TrainingStep
 from deepcontrol.train.records import METRICS, read
 from tests.noise import make_camvid
@@ -147,6 +150,7 @@ def test_highest_rate_treats_as_it_says(camvid: Path, monkeypatch: pytest.Monkey
     assert clipped == {
         "gradient of at most 1": 1.0,
         "gradient of at most 0.3": 0.3,
+        "identity start, gradient of at most 1": 1.0,
         "unit start, gradient of at most 1": 1.0,
     }
     # All others end elsewhere: none is ignored, or another one.
@@ -163,3 +167,22 @@ def test_highest_rate_sees_divergence(camvid: Path, monkeypatch: pytest.MonkeyPa
     (row,) = rows_of("highest_rate", *words, *one, patch=monkeypatch)
     assert row["diverged_at_step"] in {"2", "3"}
     assert "val_error" not in row
+
+
+def test_loss_scale_is_that_of_the_first_loss(
+    camvid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["", "--data-root", str(camvid), "--size", "32x64", "--out", "loss.csv"]
+    monkeypatch.setattr(sys, "argv", argv)
+    runpy.run_path(str(SCRIPTS / "loss_scale.py"), run_name="__main__")
+    ours, papers = read_rows(Path("loss.csv"))
+    train = prepare(open_source("camvid", "train", camvid), (32, 64), Path("cache"))
+    weights = class_weights(torch.from_numpy(train.histogram))
+    labels = torch.from_numpy(np.array(train.labels))
+    logits = torch.zeros(len(labels), len(weights), *labels.shape[1:])
+    first = pixel_cross_entropy(logits, labels, weights)
+    assert float(ours["first_loss"]) == pytest.approx(first.item(), abs=6e-4)
+    scales = [float(row["mean_weight_of_a_pixel"]) for row in (ours, papers)]
+    assert scales[0] != pytest.approx(scales[1], rel=0.05)
+    there = float(papers["rate_0.64_in_terms_of_camvid"])
+    assert there == pytest.approx(0.64 * scales[1] / scales[0], rel=0.01)
