@@ -232,6 +232,28 @@ def test_calibration_averages_over_samples() -> None:
     torch.testing.assert_close(in_one.bias, neuron.bias - neuron.mean_scale * means)
 
 
+class ByKeyword(nn.Module):
+    """It is called with a dict's names, and calls its layer by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.neuron = controlled(AGCConv2d(3, 8, 3, activation="none"))
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Tensor:
+        del labels
+        return self.neuron(input=pixel_values)
+
+
+def test_calibration_takes_what_the_model_takes() -> None:
+    model, x = ByKeyword(), torch.randn(2, 3, 9, 9)
+    expected = calibrate(model, [x]).neuron.bias
+    for data in ([{"pixel_values": x, "labels": x}], [[x, "a label"]], [*x]):  # the last unbatched
+        torch.testing.assert_close(calibrate(model, data).neuron.bias, expected)
+    z = nn.functional.conv2d(x, model.neuron.weight * model.neuron.gain.view(-1, 1, 1, 1))
+    kept = model.neuron.bias - model.neuron.mean_scale * z.mean((0, 2, 3))
+    torch.testing.assert_close(expected, kept)
+
+
 def test_calibrated_segnet_still_unpools() -> None:
     model = controlled(SegNet(5, width=0.0625))
     x = torch.randn(1, 3, 48, 40)

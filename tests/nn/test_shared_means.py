@@ -58,6 +58,25 @@ def test_tiles_give_what_the_whole_image_gives(shape: tuple[int, ...]) -> None:
     assert not torch.allclose(torn, whole)
 
 
+@pytest.mark.parametrize("stride", [3, 5, 6, 7])
+@torch.no_grad()
+def test_other_strides_are_refused(stride: int) -> None:
+    model = nn.Sequential(AGCConv2d(3, 6, stride, stride=stride), AGC2d(6))
+    image = torch.randn(1, 3, 24 * stride, 10 * stride)
+    refusal = "no power of two|multiples of the network's stride"  # 7 is near to 8
+    with pytest.raises(ValueError, match=refusal), SharedMeans(model) as shared:
+        by_halves(shared, image, at=12 * stride, halo=2 * stride, stride=stride)
+
+
+@torch.no_grad()
+def test_convolutions_may_leave_maps_a_little_shorter() -> None:
+    model = nn.Sequential(AGCConv2d(3, 6, 3), AGCConv2d(6, 6, 3, stride=2)).double()
+    image = torch.randn(1, 3, 95, 40, dtype=torch.double)
+    with SharedMeans(model) as shared:
+        tiled = by_halves(shared, image, at=48, halo=4, stride=2)
+    torch.testing.assert_close(tiled, model(image))
+
+
 @torch.no_grad()
 def test_layers_go_on_by_themselves_afterwards() -> None:
     model, image = Pooling(), torch.randn(1, 3, 16, 16)

@@ -15,6 +15,7 @@ from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchvision.models import efficientnet_b0, mobilenet_v2, regnet_x_400mf, resnet18
+from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.ops import FrozenBatchNorm2d
 
 from benchmarks.zoo.measure import difference, pictures, step_is_finite, tensors
@@ -47,6 +48,22 @@ def test_torchvision(build: Callable[..., nn.Module]) -> None:
 def test_torchvision_frozen_batchnorm_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match=r"'bn1' is a frozen one.*init='bn'"):
         to_agc(resnet18(norm_layer=FrozenBatchNorm2d))
+
+
+def test_torchvision_extracts_features_of_a_converted_model() -> None:
+    image = pictures(1, (3, 64, 64))
+    model = to_agc(he_init_(resnet18()), example=image).eval()
+    names = ["layer1.0.conv1", "layer2"]  # a neuron by its own name, and what many of them make
+    seen: dict[str, Tensor] = {}
+    for name in names:
+        model.get_submodule(name).register_forward_hook(
+            lambda _, inputs, output, name=name: seen.update({name: output})
+        )
+    with torch.no_grad():
+        found = create_feature_extractor(model, names)(image)
+        model(image)
+    for name in names:
+        torch.testing.assert_close(found[name], seen[name], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "seresnet18", "res2net50_14w_8s"])

@@ -1,6 +1,6 @@
 """An AGC model with fixed means: plain convolutions, for devices that can do no more."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
     the model and on how alike the images are, so measure it: evaluate fold(model), which is exact,
     and calibrate(model, data) on the same validation set.
 
-    data: batches of inputs, as the model takes them; of a tuple or list, the first element, as
-    torch.optim.swa_utils.update_bn has it. Each sample counts once.
+    data: batches of inputs, as the model takes them. A dict is given as keyword arguments; of a
+    tuple or list the first element is taken, as torch.optim.swa_utils.update_bn has it. Each sample
+    counts once.
 
     >>> from deepcontrol import AGCConv2d
     >>> calibrate(AGCConv2d(3, 8, 3), [torch.randn(4, 3, 16, 16)])
@@ -39,11 +40,17 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
     averages = {
         module: _Average() for module in folded.modules() if isinstance(module, (_FoldedConv, _AGC))
     }
-    hooks = [m.register_forward_pre_hook(average.add) for m, average in averages.items()]
+    hooks = [
+        module.register_forward_pre_hook(average.add, with_kwargs=True)
+        for module, average in averages.items()
+    ]
     batches = 0
     with torch.no_grad():
         for batch in data:
-            folded(batch[0] if isinstance(batch, (tuple, list)) else batch)
+            if isinstance(batch, Mapping):
+                folded(**batch)
+            else:
+                folded(batch[0] if isinstance(batch, (tuple, list)) else batch)
             batches += 1
         for hook in hooks:
             hook.remove()
@@ -63,8 +70,10 @@ class _Average:
         self.total: Tensor | None = None
         self.samples = 0
 
-    def add(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        (x,) = inputs
+    def add(
+        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+    ) -> None:
+        x = args[0] if args else kwargs["input"]
         means = module.means(x) if isinstance(module, _FoldedConv) else map_mean(x)
         total = means.double().sum(0)
         self.total = total if self.total is None else self.total + total

@@ -16,6 +16,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
 from ..nn.conv import _AGCConv, check_input, padded
+from ..nn.symbolic import as_node, is_symbol
 from ..ops import max_pool2x2
 from ..ops.activation import LEAKY_SLOPE, ActivationName, get_activation
 from ..ops.maps import over_maps
@@ -42,6 +43,8 @@ class _FoldedConv(_ConvNd):
         """Nothing: a folded neuron has no start of its own, it is made of a trained one."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_symbol(input):
+            return as_node(self, input)
         check_input(self, input)
         if input.dim() < self.weight.dim():
             return self.forward(input.unsqueeze(0)).squeeze(0)
@@ -72,8 +75,9 @@ class _FoldedConv(_ConvNd):
         return conv(window, self.weight, ones, zeros, ones, self.groups).flatten(1)
 
     def means(self, input: Tensor) -> Tensor:
-        """The mean of each map before bias and activation, (N, C), for maps (N, C, *)."""
-        return self._means(*padded(self, input))
+        """The mean of each map before bias and activation, (N, C); without a batch, (1, C)."""
+        batch = input if input.dim() == self.weight.dim() else input.unsqueeze(0)
+        return self._means(*padded(self, batch))
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
@@ -102,6 +106,8 @@ class FoldedConvPool2d(FoldedConv2d):
     """
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        if is_symbol(input):
+            return as_node(self, input)
         return max_pool2x2(super().forward(input))
 
 
@@ -152,6 +158,8 @@ class _Pool2x2(nn.Module):
     """The pooling of AGCConvPool2d by itself."""
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        if is_symbol(input):
+            return as_node(self, input)
         return max_pool2x2(input)
 
 

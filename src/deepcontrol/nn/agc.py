@@ -11,6 +11,7 @@ from ..ops.given_mean import agc_given_mean
 from ..ops.maps import positions
 from .hazards import warn_if_single_position
 from .shared_means import SharedMeans
+from .symbolic import as_node, is_symbol
 
 _BATCHNORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -52,6 +53,8 @@ class _AGC(nn.Module):
                 nn.init.constant_(parameter, start)
 
     def forward(self, input: Tensor) -> Tensor:
+        if is_symbol(input):
+            return as_node(self, input)
         if input.dim() not in self._dims:
             expected = " or ".join(f"{d}-D" for d in self._dims)
             raise ValueError(

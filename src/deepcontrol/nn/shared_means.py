@@ -34,7 +34,8 @@ class SharedMeans:
 
     Call it on every tile of the image, then `end_pass`, and again until that says that nothing was
     left to count: the outputs of the last pass are those of the whole image, as far as the tiles'
-    own borders don't reach. Layers are told apart by the order in which they are called.
+    own borders don't reach. Layers are told apart by the order in which they are called. Strides
+    must be powers of two.
 
     >>> import torch
     >>> from deepcontrol import AGCConv2d
@@ -118,10 +119,19 @@ class SharedMeans:
 def _in_map(length: int, tile: int, span: Span) -> slice:
     """The part of a map of this length that a span of its tile becomes.
 
-    Networks halve their maps, and round: 225 pixels have maps of 225, 112, 56, 28, 14 and 7.
+    Networks halve their maps, and round: 225 pixels have maps of 225, 112, 56, 28, 14 and 7. They
+    may pad the image's end first, or lose a little of each map by convolutions without padding.
     """
     start, stop = span
+    if (start, stop) == (0, tile):
+        return slice(0, length)
     stride = 2 ** max(0, round(math.log2(tile / length)))
+    halved = tile // stride
+    if not halved - max(1, length / 10) <= length <= 1.3 * halved:
+        raise ValueError(
+            f"got a map of {length} for {tile} pixels, and no power of two is its stride: means "
+            "are shared in networks that halve their maps, with convolutions that pad"
+        )
     if start % stride or (stop != tile and stop % stride):
         raise ValueError(
             "a tile's interior must lie on multiples of the network's stride: "

@@ -1,0 +1,75 @@
+"""torch.fx takes each layer as one node, and the traced model computes and learns the same."""
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
+
+from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, AGCLinear, fold
+from deepcontrol.convert import calibrate
+from deepcontrol.nn import AGCConvPool2d
+
+LAYERS = [
+    (AGC1d(4), (2, 4, 9)),
+    (AGC2d(4), (2, 4, 9, 7)),
+    (AGC3d(4), (2, 4, 3, 9, 7)),
+    (AGCConv1d(4, 5, 3), (2, 4, 9)),
+    (AGCConv2d(4, 5, 3, padding=1, padding_mode="reflect"), (2, 4, 9, 7)),
+    (AGCConv2d(4, 5, 3, stride=2, activation="silu"), (4, 9, 7)),  # without a batch
+    (AGCConv3d(4, 5, 3, groups=1), (1, 4, 3, 9, 7)),
+    (AGCLinear(4, 5), (2, 4)),
+]
+
+
+def targets(graph: fx.GraphModule) -> list[str]:
+    return [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda a: type(a).__name__)
+def test_a_layer_is_one_node(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    traced = fx.symbolic_trace(nn.Sequential(layer, nn.Tanh()))
+    assert targets(traced) == ["0", "1"]
+    x = torch.randn(*shape)
+    torch.testing.assert_close(traced(x), layer(x).tanh(), rtol=0, atol=0)
+
+
+class Network(nn.Module):
+    """Layers at several depths, one of them called twice and by keyword, and a pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(AGCConv2d(3, 6, 3, padding=1), AGC2d(6))
+        self.twice = AGCConv2d(6, 6, 3, padding=1)
+        self.pool = AGCConvPool2d(6, 6, 3, padding=1)
+        self.head = AGCLinear(6, 2, activation="none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + self.twice(input=self.twice(x))
+        pooled, _ = self.pool(x)
+        return self.head(pooled.mean((2, 3)))
+
+
+def test_a_model_computes_and_learns_the_same() -> None:
+    model, x = Network().double(), torch.randn(2, 3, 8, 10, dtype=torch.double)
+    traced = fx.symbolic_trace(model)
+    assert targets(traced) == ["first.0", "first.1", "twice", "twice", "pool", "head"]
+    g = torch.randn(2, 2, dtype=torch.double)
+    expected = torch.autograd.grad(model(x), [*model.parameters()], g)
+    found = torch.autograd.grad(traced(x), [*traced.parameters()], g)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    assert targets(fx.symbolic_trace(traced)) == targets(traced)  # what was traced once, again
+
+
+@torch.no_grad()
+def test_inference_copies_are_traced_too() -> None:
+    model, x = Network().eval(), torch.randn(2, 3, 8, 10)
+    for copy in (fold(model), calibrate(model, [x])):
+        traced = fx.symbolic_trace(copy)
+        torch.testing.assert_close(traced(x), copy(x), rtol=0, atol=0)
+
+
+def test_a_layer_by_itself_is_refused_in_words() -> None:
+    with pytest.raises(TraceError, match=r"trace nn.Sequential\(AGC2d"):
+        fx.symbolic_trace(AGC2d(4))
