@@ -1,11 +1,12 @@
-"""Put figure 1 and the verdicts of results/camvid into README.md, between two marks.
+"""Put what results/camvid says into README.md, between marks: its main figures, and the verdicts.
 
 python results/readme.py          (`make readme`; the tests say if it was forgotten)
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
-from deepcontrol.report.study import Study, read_study
+from deepcontrol.report.study import Study, Value, read_study
 from deepcontrol.report.study_page import (
     count_verdicts,
     finished_words,
@@ -16,7 +17,16 @@ from deepcontrol.report.study_page import (
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 STUDY = "results/camvid"
-BEGIN, END = f"<!-- {STUDY}: made by results/readme.py -->\n", f"<!-- end of {STUDY} -->\n"
+
+# What is compared, and the claims (with the beginning of whose figure) that hold AGC's and BN's.
+MAIN_FIGURES = (
+    ("wrong pixels, batch 1", ("fig1b", "AGC batch 1"), ("fig1a", "BN batch 1")),
+    ("wrong pixels, batch 4", ("fig1b", "AGC batch 4"), ("fig1a", "BN batch 4")),
+    ("wrong pixels, batch 8", ("fig1b", "AGC batch 8"), ("fig1a", "BN batch 8")),
+    ("a training step, batch 8", ("speed", "AGC"), ("speed", "BN")),
+    ("its activations", ("memory", "AGC"), ("memory", "BN")),
+    ("largest batch in 12 GiB", ("largest-batch", "AGC"), ("largest-batch", "BN")),
+)
 
 
 def main() -> None:
@@ -25,12 +35,34 @@ def main() -> None:
 
 def with_study(readme: str, study: Study) -> str:
     """The text, with what is between its marks made anew."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return before + BEGIN + section(study) + END + after
+    sections: dict[str, Callable[[Study], str]] = {"in short": in_short, "verdicts": verdicts}
+    for name, section in sections.items():
+        begin = f"<!-- {STUDY}, {name}: made by results/readme.py -->\n"
+        end = f"<!-- end of {STUDY}, {name} -->\n"
+        before, rest = readme.split(begin)
+        _, after = rest.split(end)
+        readme = before + begin + section(study) + end + after
+    return readme
 
 
-def section(study: Study) -> str:
+def in_short(study: Study) -> str:
+    """The main figures, as a table."""
+    rows = [
+        f"| {what} | {_figure(study, *agc)} | {_figure(study, *bn)} |"
+        for what, agc, bn in MAIN_FIGURES
+    ]
+    return "\n".join(("| | AGC | BatchNorm |", "|---|---|---|", *rows)) + "\n"
+
+
+def _figure(study: Study, claim: str, who: str) -> str:
+    """The first value of somebody in a claim: the final error, if it is of training."""
+    (ours,) = (c.ours for c in study.claims if c.id == claim)
+    value: Value = next(v for v in ours if v.who.startswith(f"{who} "))
+    return value.figure.split(" (n=")[0]
+
+
+def verdicts(study: Study) -> str:
+    """Figure 1, and a row for each claim."""
     picture = f"![figure 1: error and loss by epoch, eight panels]({STUDY}/figures/figure1.png)"
     counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(study).items())
     words = (

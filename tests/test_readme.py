@@ -1,8 +1,10 @@
 """The README's Python runs as it stands, and its tree names files that exist."""
 
+import json
 import re
 import runpy
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -35,3 +37,20 @@ def test_verdicts_are_those_of_the_committed_study() -> None:
     script = runpy.run_path(str(ROOT / "results" / "readme.py"))
     study = read_study(ROOT / "results" / "camvid")
     assert script["with_study"](README, study) == README, "make readme"
+
+
+def test_main_figures_are_of_the_runs_that_they_name() -> None:
+    for batch, rate in ((1, 0.02), (4, 0.08), (8, 0.16)):
+        agc, bn = (_final_error(norm, batch, rate) for norm in ("agc", "bn"))
+        row = rf"\| wrong pixels, batch {batch} \| {agc:.2f} ± \S+ % \| {bn:.2f} ± \S+ % \|"
+        assert re.search(row, README), row
+
+
+def _final_error(norm: str, batch: int, rate: float) -> float:
+    """In per cent, over the last 15 epochs of all seeds there are."""
+    runs = (ROOT / "results" / "camvid" / "runs").glob(f"segnet-{norm}-b{batch}-lr{rate}-s?")
+    errors = []
+    for run in runs:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        errors += [json.loads(line)["val_error"] for line in lines[-15:]]
+    return 100 * fmean(errors)
