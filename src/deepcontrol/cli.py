@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,6 +128,8 @@ def main(args: list[str] | None = None) -> int:
             error = disk_full(error, getattr(command, "out", None))
         complain(Console(stderr=True), "error", error)
         return 1
+    except KeyboardInterrupt:  # where a command does not wait for its signal itself
+        return 128 + signal.SIGINT
     raise AssertionError(command)
 
 

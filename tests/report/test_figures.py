@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
+from deepcontrol.report.depth import draw_multiples
 from deepcontrol.report.figures import COLOURS, drawing, save_figure
+from deepcontrol.report.layers import STATISTICS, Track
 
 
 def test_a_line_keeps_its_colour_in_a_png(tmp_path: Path) -> None:
@@ -24,3 +27,12 @@ def test_a_line_keeps_its_colour_in_a_png(tmp_path: Path) -> None:
         rgb = tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
         nearest = min(max(abs(a - b) for a, b in zip(rgb, f, strict=True)) for f in found)
         assert nearest <= 12, colour
+
+
+def test_the_lowest_chart_of_each_column_has_its_epochs() -> None:
+    names = [f"layer.{i}" for i in range(5)]
+    values = {statistic: np.ones((5, 3)) for statistic in STATISTICS}
+    figure = draw_multiples(Track(names, [0, 1, 2], values), "lambda", 1.0, columns=3)
+    charts = [axes for axes in figure.axes if axes.get_title(loc="left") or axes.get_title()]
+    numbered = [axes.xaxis.get_tick_params()["labelbottom"] for axes in charts]
+    assert numbered == [False, False, True, True, True]  # of the third column it is the first

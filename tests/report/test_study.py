@@ -101,7 +101,7 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
     table = (folder / "verdicts.md").read_text()
     assert (
         "| **not-reproduced** It is not reproduced | 9.73 % "
-        "| final error: AGC 9.90 ± 0.10 %, BN 9.70 ± 0.20 % "
+        "| *final error*<br>AGC: 9.90 ± 0.10 %<br>BN: 9.70 ± 0.20 % "
         "| final error: differences within 1 points of 0 | not reproduced |"
     ) in table
 

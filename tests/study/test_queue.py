@@ -115,6 +115,7 @@ def test_a_run_that_fails_once_is_done(tmp_path: Path) -> None:
     queue = Queue(all_of_them, tmp_path)
     queue.run(executor, Interrupts(), math.inf)
     assert states(queue) == ["done"]
+    assert queue.entries[all_of_them[0].name].fault == ""
 
 
 def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
@@ -185,6 +186,28 @@ def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
         queue.run(executor, noted, math.inf)
     assert executor.started == [second.name]
     assert states(queue) == ["stopped", "done"]
+
+
+def test_who_comes_second_to_a_folder_has_not_failed(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    holder = locked(job.folder)
+
+    def lose(job: Job) -> int:
+        """Another process was faster, by what a start takes."""
+        holder.__enter__()
+        return 1
+
+    def look(queue: Queue) -> None:
+        if states(queue) == ["elsewhere"]:
+            finish(job)  # by whoever holds it
+            holder.__exit__(None, None, None)
+
+    said: list[str] = []
+    queue = Queue([job], tmp_path, lambda entry, what: said.append(what), look)
+    queue.run(Instant({job.name: lose}), Interrupts(), math.inf)
+    assert states(queue) == ["done"]
+    assert queue.entries[job.name].fault == ""
+    assert said == ["started on here"]
 
 
 def test_what_is_not_asked_for_is_not_trained(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`deepcontrol reproduce` from start to end: killed, interrupted, with a run that cannot work."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from deepcontrol import cli
 from deepcontrol.cli import main, parse
+from deepcontrol.study import command as study_command
 from deepcontrol.study.claims import CLAIMS
 from deepcontrol.study.figure import FIGURE_1
 from deepcontrol.study.jobs import command, plan, refuse_others
@@ -52,7 +55,8 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     with started(out, "--slots", "1") as process:
         wait_for(out / "runs" / NAMES[1] / "config.json")  # so the first is done
         process.kill()
-    assert not (out / "study.json").exists()
+    assert states(out) == dict.fromkeys(NAMES, "waiting")  # as it was when they began
+    assert main(["report", str(out)]) == 0
     first = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
 
     assert reproduce(out) == 0
@@ -109,6 +113,26 @@ def test_interrupted(tmp_path: Path) -> None:
     for name in NAMES:
         log = (out / "logs" / f"{name}.txt").read_text()
         assert "SIGTERM: saved at step" in log
+
+
+def test_interrupted_while_the_page_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw(study: Path) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return f"The page: {study}"
+
+    monkeypatch.setattr(study_command, "draw", draw)
+    assert reproduce(tmp_path / "study", "--minutes", "0") == 130
+    assert "The page: " in capsys.readouterr().out  # a first signal is waited for
+
+
+def test_interrupted_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doctor(console: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run_doctor", doctor)
+    assert main(["doctor"]) == 130
 
 
 def test_one_run_that_cannot_work_leaves_the_rest(

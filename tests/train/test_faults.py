@@ -22,7 +22,7 @@ from deepcontrol.cli import main
 from deepcontrol.data.streets.source import Streets
 from deepcontrol.models import SegNet
 from deepcontrol.train import TrainingStep, epoch, records, saving
-from deepcontrol.train.checkpoint import load
+from deepcontrol.train.checkpoint import Checkpoint, load
 from deepcontrol.train.events import Events
 from deepcontrol.train.faults import find_culprit
 from tests.train.runs import command, differences, start, train_here
@@ -38,6 +38,17 @@ def before_step(step: int, act: Any, patch: pytest.MonkeyPatch) -> None:
         return call(self, *batch)
 
     patch.setattr(TrainingStep, "__call__", counted)
+
+
+def save_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Training waits for its checkpoints, so that a step finds them on the disk."""
+    save = saving.Saver.save
+
+    def saved(self: saving.Saver, checkpoint: Checkpoint, is_best: bool = False) -> None:
+        save(self, checkpoint, is_best)
+        self.wait()
+
+    patch.setattr(saving.Saver, "save", saved)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -56,6 +67,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(
         seen["model"] = step.model
         seen["last"] = files(run / "last")
 
+    save_at_once(monkeypatch)
     before_step(7, poison, monkeypatch)
     assert main(command(run)) == 1
     said = capsys.readouterr().err

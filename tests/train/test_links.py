@@ -1,5 +1,6 @@
 """A run folder that came from elsewhere cannot have anything written outside of itself."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ def precious(tmp_path: Path) -> Path:
 
 def test_files_that_are_links(run: Path, precious: Path) -> None:
     run.mkdir()
-    for name in ("lock", ".config.json.new", "metrics.jsonl"):
+    for name in ("lock", f".config.json.{os.getpid()}.new", "metrics.jsonl"):
         (run / name).symlink_to(precious)
     with pytest.raises(OSError, match="lock"), locked(run):
         pass

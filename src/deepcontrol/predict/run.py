@@ -46,7 +46,10 @@ class Predict:
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """The run folder."""
-    images: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="IMAGE...")]
+    images: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]],
+        tyro.conf.arg(metavar="IMAGE...", help_behavior_hint="(required)"),
+    ]
     """Images, and folders that are searched with all that lies below them."""
     out: Path | None = None
     """The folder to write to; `predictions` in the run folder unless told otherwise."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from .runs import read_runs
-from .study import is_study
+from .study import RUNS, is_study, read_study
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,10 @@ class Report:
     The page is one HTML file that holds its pictures, and needs nothing else.
     """
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN...")]
+    runs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]],
+        tyro.conf.arg(metavar="RUN...", help_behavior_hint="(required)"),
+    ]
     """The run folders, or one study's folder."""
     out: Path | None = None
     """The folder to write index.html to; out/report, or the study's own."""
@@ -37,8 +40,16 @@ def run_report(command: Report, console: Console) -> int:
 
     if not command.runs:
         raise ValueError("name a run folder to report on")
-    if len(command.runs) == 1 and is_study(command.runs[0]):
-        page = write_study_page(command.runs[0], command.out or command.runs[0])
+    studies = [folder for folder in command.runs if is_study(folder)]
+    if studies and len(command.runs) > 1:
+        raise ValueError(f"{studies[0]} is a study: report on it alone, or on runs in {RUNS}/")
+    if studies:
+        study = read_study(studies[0])
+        for entry in study.entries:
+            if entry.damage:
+                line = f"{entry.name} is not as it was when it was judged: {entry.damage}"
+                console.print(escape(line), highlight=False, soft_wrap=True)
+        page = write_study_page(study, command.out or studies[0])
         console.print(f"The page: {escape(str(page))}", highlight=False, soft_wrap=True)
         return 0
     runs, refused = read_runs(command.runs)

@@ -172,6 +172,8 @@ def draw_multiples(track: Track, symbol: str, start: float, columns: int = 7) ->
         for axes, index in zip(grid.flat, range(rows * columns), strict=True):
             if index < len(track.names):
                 draw_layer(axes, track, index, start)
+                lowest = index + columns >= len(track.names)  # below it there may be no chart
+                axes.tick_params(labelbottom=lowest)
             else:
                 axes.set_axis_off()
         figure.supxlabel("epoch", fontsize=8)

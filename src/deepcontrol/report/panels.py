@@ -85,7 +85,7 @@ def draw_panel(axes: Axes, panel: Panel, shown: Range | None) -> None:
         draw_line(axes, line, panel.metric, line_style(i)[0]) for i, line in enumerate(panel.lines)
     ]
     axes.set_xlim(0, max(drawn) * 1.02)
-    axes.legend(fontsize=8, framealpha=0.5, edgecolor="none")
+    axes.legend(fontsize=8, framealpha=0.85, edgecolor="none")
 
 
 def draw_line(axes: Axes, line: Line, metric: str, colour: str) -> int:

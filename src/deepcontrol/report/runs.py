@@ -48,6 +48,13 @@ class Run:
         ]
         return [epoch for epoch, _ in found], [value for _, value in found]
 
+    def gap(self, epochs: int) -> str:
+        """Which of the errors after epochs 1, 2, ... are not there, in words; none if all are."""
+        there = set(self.series("val_error")[0])
+        gone = [epoch for epoch in range(1, epochs + 1) if epoch not in there]
+        more = f" and of {len(gone) - 1} more" * (len(gone) > 1)
+        return f"{METRICS} has no error of epoch {gone[0]}{more}" if gone else ""
+
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """The runs, and a line for each folder that is none."""
@@ -117,13 +124,22 @@ def _read_lines(path: Path, notes: list[str]) -> list[Row]:
     rows: dict[int, Row] = {}
     for i, line in enumerate(lines):
         try:
-            row = _as_row(json.loads(line))
-            rows[_epoch(row)] = row
-        except (ValueError, RecursionError):
+            epoch, row = read_line(line)
+            rows[epoch] = row
+        except ValueError:
             torn = i == len(lines) - 1 and not line.endswith("\n")
             what = "is not whole yet" if torn else "cannot be read"
             notes.append(f"line {i + 1} of {path.name} {what}")
     return [rows[epoch] for epoch in sorted(rows)]
+
+
+def read_line(line: str) -> tuple[int, Row]:
+    """The epoch and all else that a line says; ValueError if it says none."""
+    try:
+        row = _as_row(json.loads(line))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return _epoch(row), row
 
 
 def _epoch(row: Row) -> int:

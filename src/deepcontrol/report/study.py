@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 from .runs import Run, read_run
 
 STUDY, RUNS = "study.json", "runs"
+METRICS_DRAWN = ("val_error", "val_loss")
+VERDICTS = ("reproduced", "not reproduced", "undecided")
+OVER = ("done", "diverged")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,16 @@ class Entry:
     fault: str
     command: str
     run: Run | None
+    unread: str  # why there is none, if there is a folder
+
+    @property
+    def damage(self) -> str:
+        """What is wrong with a run that was over when it was judged; nothing, if all is well."""
+        if self.state not in OVER:
+            return ""
+        if self.run is None:
+            return self.unread or "its folder is gone"
+        return "" if self.run.diverged is not None else self.run.gap(self.run.epochs_planned or 0)
 
 
 @dataclass(frozen=True)
@@ -118,8 +131,10 @@ def read_study(folder: Path) -> Study:
 
 def _study(folder: Path, content: dict[str, Any]) -> Study:
     found: dict[str, Run | None] = {}
+    unread: dict[str, str] = {}
     for row in content["runs"]:
-        found[str(row["name"])] = _find_run(folder, str(row["name"]))
+        name = str(row["name"])
+        found[name], unread[name] = _find_run(folder, name)
 
     def those(names: list[str]) -> list[Run]:
         runs = [found.get(name) for name in names]
@@ -128,7 +143,8 @@ def _study(folder: Path, content: dict[str, Any]) -> Study:
     def panels(rows: list[dict[str, Any]]) -> list[Panel]:
         return [
             Panel(
-                **_texts(row, "letter", "title", "metric"),
+                **_texts(row, "letter", "title"),
+                metric=_one_of(METRICS_DRAWN, row["metric"]),
                 lines=[Line(str(line["label"]), those(line["runs"])) for line in row["lines"]],
             )
             for row in rows
@@ -151,6 +167,7 @@ def _study(folder: Path, content: dict[str, Any]) -> Study:
             Entry(
                 **_texts(row, "name", "label", "state", "fault", "command"),
                 run=found[str(row["name"])],
+                unread=unread[str(row["name"])],
             )
             for row in content["runs"]
         ],
@@ -162,21 +179,35 @@ def _study(folder: Path, content: dict[str, Any]) -> Study:
 
 def _claim(row: dict[str, Any]) -> Claim:
     checks = [
-        Check(**_texts(check, "quantity", "region", "rule", "found", "verdict"))
+        Check(
+            **_texts(check, "quantity", "region", "rule", "found"),
+            verdict=_one_of(VERDICTS, check["verdict"]),
+        )
         for check in row["checks"]
     ]
-    ours = [Value(str(measure), str(who), str(figure)) for measure, who, figure in row["ours"]]
-    return Claim(**_texts(row, "id", "says", "paper", "verdict"), ours=ours, checks=checks)
+    return Claim(
+        **_texts(row, "id", "says", "paper"),
+        ours=[Value(str(measure), str(who), str(figure)) for measure, who, figure in row["ours"]],
+        verdict=_one_of(VERDICTS, row["verdict"]),
+        checks=checks,
+    )
+
+
+def _one_of(known: tuple[str, ...], value: object) -> str:
+    if value not in known:
+        raise ValueError(f"{value!r} is none of {', '.join(known)}")
+    return str(value)
 
 
 def _texts(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: str(row[name]) for name in names}
 
 
-def _find_run(folder: Path, name: str) -> Run | None:
+def _find_run(folder: Path, name: str) -> tuple[Run | None, str]:
+    """The run, or why it cannot be read: nothing of one that has not begun."""
     if Path(name).name != name or name in (".", ".."):
         raise ValueError(f"{name!r} is no run's name")
     try:
-        return read_run(folder / RUNS / name)
-    except ValueError:  # not begun yet
-        return None
+        return read_run(folder / RUNS / name), ""
+    except ValueError as error:
+        return None, str(error) if (folder / RUNS / name).exists() else ""

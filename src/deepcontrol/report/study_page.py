@@ -13,16 +13,14 @@ from .layers import track
 from .page import environment
 from .panels import common_ranges, draw_figure, draw_one, ranges
 from .pictures import picture_uri
-from .study import Cell, Study, Value, read_study
+from .study import OVER, VERDICTS, Cell, Study, Value
 from .summary import shown, summarise
 
-HOLDS = {"reproduced": "holds", "not reproduced": "fails", "undecided": "is undecided"}
-OVER = ("done", "diverged")
+HOLDS = dict(zip(VERDICTS, ("holds", "fails", "is undecided"), strict=True))
 
 
-def write_study_page(folder: Path, out: Path) -> Path:
-    """index.html, figures/ and verdicts.md of the study in a folder; returns the page's path."""
-    study = read_study(folder)
+def write_study_page(study: Study, out: Path) -> Path:
+    """index.html, figures/ and verdicts.md of a study; returns the page's path."""
     out.mkdir(parents=True, exist_ok=True)
     lambdas = write_figures(study, out / "figures")
     of_1, of_2 = common_ranges(study.panels), ranges(study.beside)
@@ -157,7 +155,7 @@ def table_of_verdicts(study: Study, rules: bool = True) -> str:
     rows = [names, ["---"] * len(names)]
     for claim in study.claims:
         ours = "<br>".join(
-            f"{measure}: " + ", ".join(f"{value.who} {value.figure}" for value in of)
+            "<br>".join([f"*{measure}*", *(f"{value.who}: {value.figure}" for value in of)])
             for measure, of in by_measure(claim.ours).items()
         )
         rule = "<br>".join(dict.fromkeys(check.rule for check in claim.checks))

@@ -1,12 +1,12 @@
 """The runs of a study, in the order in which they are worth their time, and how far each is."""
 
-import json
+import math
 import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
-from ..report.runs import METRICS, read_diverged, read_run
+from ..report.layers import track
+from ..report.runs import LAYERS, METRICS, Run, number, read_diverged, read_line, read_run
 from ..train.checkpoint import BEST, LAST, PREVIOUS
 from ..train.config import ConfigChangedError, Train, differences, load_config
 from ..train.lock import is_locked
@@ -113,21 +113,23 @@ class Progress:
 
 def progress(job: Job) -> Progress:
     """From the last whole line of its metrics: cheap enough to look again and again."""
-    row: dict[str, Any] = {}
+    epoch, error = -1, None
     try:
-        for line in reversed((job.folder / METRICS).read_text().splitlines()):
-            try:
-                row = json.loads(line)
-                break
-            except ValueError:  # torn, or being written
-                continue
+        lines = (job.folder / METRICS).read_text(errors="replace").splitlines()
     except OSError:
-        pass
-    return Progress(row.get("epoch", -1), row.get("val_error"), read_diverged(job.folder))
+        lines = []
+    for line in reversed(lines):
+        try:
+            epoch, row = read_line(line)
+        except ValueError:  # torn, or being written
+            continue
+        error = number(row.get("val_error"))
+        break
+    return Progress(epoch, error, read_diverged(job.folder))
 
 
 def finished_curve(job: Job) -> Curve | None:
-    """What came of a run; None while it is not over."""
+    """What came of a run; None while it is not over. ValueError if its files do not say it all."""
     if not progress(job).is_over(job.config):
         return None
     run = read_run(job.folder)
@@ -135,11 +137,21 @@ def finished_curve(job: Job) -> Curve | None:
     for name, factor in (("val_error", 100.0), ("val_loss", 1.0)):
         pairs = zip(*run.series(name), strict=True)
         columns[name] = tuple(factor * v for e, v in pairs if 0 < e <= job.config.epochs)
-    lambdas = []
-    # Those of a run that diverged are not where it was going.
-    last = run.layers[-1]["layers"] if run.layers and run.diverged is None else {}
-    for layer in last.values():
-        if "mean_scale" in layer:
-            of_filters = layer["mean_scale"]
-            lambdas.append(Filters(of_filters["mean"], of_filters["min"], of_filters["max"]))
-    return Curve(columns["val_error"], columns["val_loss"], tuple(lambdas), run.diverged)
+    errors, losses = columns["val_error"], columns["val_loss"]
+    if run.diverged is not None:  # its lambdas are not where it was going
+        return Curve(errors, losses, diverged=run.diverged)
+    if gap := run.gap(job.config.epochs):
+        raise ValueError(gap)
+    return Curve(errors, losses, _lambdas(run))
+
+
+def _lambdas(run: Run) -> tuple[Filters, ...]:
+    """At the end, layer by layer."""
+    lam = track(run, "mean_scale")
+    if lam is None:
+        return ()
+    columns = (lam.values[of][:, -1].tolist() for of in ("mean", "min", "max"))
+    last = tuple(Filters(*of_layer) for of_layer in zip(*columns, strict=True))
+    if any(math.isnan(value) for of_layer in last for value in of_layer):
+        raise ValueError(f"the last line of {LAYERS} has no numbers for lambda")
+    return last

@@ -1,4 +1,5 @@
-"""What verdicts rest on, small enough to be committed: configurations, metrics, lambda, pictures.
+"""What verdicts rest on, small enough to be committed: configurations, metrics, lambda, pictures,
+and the benchmark's rows that decide.
 
 A packed study is a study: judged again, it comes to the same verdicts, and its page is made of it.
 Copied to another machine, it goes on there: the runs that it holds are done.
@@ -10,37 +11,57 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..bench.record import Row, write_rows
 from ..report.pictures import as_jpeg
-from ..report.runs import CONFIG, DIVERGED, LAYERS, METRICS, SAMPLES, read_run
-from ..train.records import read, write_whole
-from .jobs import RUNS, Job, progress
+from ..report.runs import CONFIG, DIVERGED, LAYERS, METRICS, SAMPLES, Run, number, read_run
+from ..train.records import write_whole
+from .jobs import RUNS, Job
 
+BENCH = "bench.csv"
 EVERY = 2  # epochs between two lines of lambda, in the run whose layers are drawn
 DIGITS = 5
 
 
-def pack(jobs: Sequence[Job], folder: Path, drawn: str | None, pictured: Sequence[str]) -> None:
-    """Copy the runs that are over into a folder; `drawn` and `pictured` keep more."""
+def pack(
+    jobs: Sequence[Job],
+    folder: Path,
+    drawn: str | None,
+    pictured: Sequence[str],
+    bench: Sequence[Row],
+) -> None:
+    """Copy runs that are over into a folder; `drawn` and `pictured` keep more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if bench:
+        write_rows(folder / BENCH, bench)
     for job in jobs:
         into = folder / RUNS / job.name
-        if not progress(job).is_over(job.config) or job.folder.resolve() == into.resolve():
+        if job.folder.resolve() == into.resolve():
             continue
         into.mkdir(parents=True, exist_ok=True)
         write_whole(into / CONFIG, config_from_nowhere(job.folder / CONFIG))
         shutil.copyfile(job.folder / METRICS, into / METRICS)
         if (job.folder / DIVERGED).exists():
             shutil.copyfile(job.folder / DIVERGED, into / DIVERGED)
-        if job.arm.norm == "agc":
-            lines = read(job.folder / LAYERS)
-            kept = [line for line in lines[:-1] if job.name == drawn and line["epoch"] % EVERY == 0]
-            text = "".join(json.dumps(lambdas(line)) + "\n" for line in [*kept, *lines[-1:]])
+        run = read_run(job.folder)
+        if job.arm.norm == "agc" and run.layers:
+            *before, last = run.layers
+            kept = [line for line in before if job.name == drawn and line["epoch"] % EVERY == 0]
+            text = "".join(json.dumps(lambdas(line)) + "\n" for line in [*kept, last])
             write_whole(into / LAYERS, text)
         if job.name in pictured:
-            for _, picture in read_run(job.folder).samples[-1:]:
-                (into / SAMPLES).mkdir(exist_ok=True)
-                packed = picture.suffix == ".jpg"  # once is enough: each time would cost a little
-                content = picture.read_bytes() if packed else as_jpeg(picture)
-                (into / SAMPLES / f"{picture.stem}.jpg").write_bytes(content)
+            pack_picture(run, into / SAMPLES)
+
+
+def pack_picture(run: Run, into: Path) -> None:
+    """The last one, if it can be read."""
+    for _, picture in run.samples[-1:]:
+        packed = picture.suffix == ".jpg"  # once is enough: each time would cost a little
+        try:
+            content = picture.read_bytes() if packed else as_jpeg(picture)
+        except ValueError:  # no picture, no harm
+            continue
+        into.mkdir(exist_ok=True)
+        (into / f"{picture.stem}.jpg").write_bytes(content)
 
 
 def config_from_nowhere(path: Path) -> str:
@@ -55,8 +76,15 @@ def config_from_nowhere(path: Path) -> str:
 def lambdas(line: dict[str, Any]) -> dict[str, Any]:
     """A line of layers.jsonl with lambda alone, rounded."""
     layers = {
-        name: {"mean_scale": {k: float(f"{v:.{DIGITS}g}") for k, v in of["mean_scale"].items()}}
+        name: {"mean_scale": {k: float(f"{v:.{DIGITS}g}") for k, v in numbers(of).items()}}
         for name, of in line["layers"].items()
-        if "mean_scale" in of
+        if numbers(of)
     }
     return {"epoch": line["epoch"], "layers": layers}
+
+
+def numbers(layer: object) -> dict[str, float]:
+    """What a layer says of its lambda."""
+    of = layer.get("mean_scale") if isinstance(layer, dict) else None
+    found = {name: number(value) for name, value in of.items()} if isinstance(of, dict) else {}
+    return {name: value for name, value in found.items() if value is not None}

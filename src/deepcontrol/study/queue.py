@@ -122,7 +122,10 @@ class Queue:
                 self.say(entry, entry.state)
             elif stopping:
                 entry.state = "stopped"
-                self.say(entry, "stopped, saved")
+                self.say(entry, "stopped, saved" if entry.progress.epoch >= 0 else "stopped")
+            elif is_locked(entry.job.folder):  # somebody else was there first
+                entry.state = "elsewhere"
+                entry.tries -= 1
             else:
                 entry.fault = f"exit code {code}: {last_line(self.logs / f'{name}.txt')}"
                 entry.state = "failed" if entry.tries >= TRIES else "waiting"
@@ -132,6 +135,7 @@ class Queue:
     def _settle_if_over(self, entry: Entry) -> bool:
         if entry.progress.is_over(entry.job.config):
             entry.state = "done" if entry.progress.diverged is None else "diverged"
+            entry.fault = ""  # of an earlier try
             return True
         return False
 

@@ -28,16 +28,21 @@ def claims_before(out: Path, protocol: Preset) -> set[str]:
     """
     try:
         content = json.loads((out / STUDY).read_text())
-        before, ids = content["protocol"], {str(claim["id"]) for claim in content["claims"]}
+        before, ids = dict(content["protocol"]), {str(claim["id"]) for claim in content["claims"]}
     except FileNotFoundError:
         return set()
+    except NotADirectoryError:
+        raise ValueError(f"{out} is no folder") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out / STUDY} cannot be read: {error!r}") from None
+        raise ValueError(
+            f"{out / STUDY} cannot be read: {error!r}. It can be made anew of the runs, if it is "
+            "removed."
+        ) from None
     now = described(protocol)
     differences = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
     if differences:
         raise ValueError(
-            f"{out} holds another study: {', '.join(differences)}. Choose another --out."
+            f"{out} holds another study: {', '.join(differences)}. Choose another folder."
         )
     return ids
 

@@ -163,6 +163,11 @@ class BenchRatio:
         del factor  # a step takes as long at any rate
         return self
 
+    def rests_on(self, rows: Sequence[Row]) -> list[Row]:
+        """Those of the benchmark's rows that decide."""
+        found = (self._best(rows, who) for who in (self.over, self.under))
+        return [row for row in found if row is not None]
+
     @property
     def _timed(self) -> bool:
         return self.column == "ms"

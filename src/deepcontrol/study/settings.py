@@ -3,10 +3,18 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from .claims import CLAIMS, Claim
 from .presets import PRESETS, Name, Preset
+
+ONLY = (
+    "Train for these claims alone, such as fig1a,fig1b; for all of the preset's if none is named. "
+    "Judged are those that the folder's study has been about before as well. There are: "
+    f"{', '.join(claim.id for claim in CLAIMS)}."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +29,8 @@ class Reproduce:
     were cut short continue, failed ones are tried again. A run that fails does so alone, and is
     tried twice. Ctrl-C saves all runs and ends; a second one leaves at once.
 
-    The exit code is 0 if no run failed and 1 if one did, 130 and 143 after SIGINT and SIGTERM.
+    The exit code is 0 if no run failed and 1 if one did, or if nothing could be done; 130 and 143
+    after SIGINT and SIGTERM.
     """
 
     out: Path
@@ -29,9 +38,7 @@ class Reproduce:
     preset: Name = "quick"
     """quick: small, on drawn streets, minutes on a CPU. camvid, cityscapes: the paper's protocol on
     real images (cityscapes is the paper's data)."""
-    only: tuple[str, ...] = ()
-    """Train for these claims alone, by their ids, such as fig1a,fig1b; for all of the preset's if
-    none is named. Judged are those that the folder's study has been about before as well."""
+    only: Annotated[tuple[str, ...], tyro.conf.arg(help=ONLY)] = ()
     seeds: int | None = None
     """Seeds of each run, in place of the preset's number; a rule needs at least two."""
     epochs: int | None = None
@@ -49,8 +56,9 @@ class Reproduce:
     last_start: float | None = None
     """Minutes after which no run is started, while those under way go on until --minutes: for a
     machine that keeps nothing, where a run that does not end is lost."""
-    bench: Path = Path("benchmarks/results/bench-cuda.csv")
-    """What `deepcontrol bench` wrote, for the claims about speed and memory."""
+    bench: Path | None = None
+    """What `deepcontrol bench` wrote, for the claims about speed and memory; unless told,
+    benchmarks/results/bench-cuda.csv, or what a packed study holds of it."""
     pack: Path | None = None
     """Copy what the verdicts rest on into this folder too, small enough to be committed, and make
     the page there: configurations, metrics, lambda, a few pictures, no checkpoints."""
@@ -102,10 +110,10 @@ class Reproduce:
         return replace(preset, epochs=self.epochs or preset.epochs)
 
     def with_claims(self, ids: Collection[str]) -> "Reproduce":
-        """The same about these claims of the preset besides."""
+        """The same about these claims besides, as far as they are known."""
         usual = set(PRESETS[self.preset].claims)
-        both = {*self.ids, *(usual & set(ids))}
-        return replace(self, only=() if both >= usual else tuple(sorted(both)))
+        both = set(self.ids or usual) | (set(ids) & {claim.id for claim in CLAIMS})
+        return replace(self, only=() if both == usual else tuple(sorted(both)))
 
     @property
     def claims(self) -> tuple[Claim, ...]:

@@ -17,7 +17,7 @@ def is_locked(run: Path) -> bool:
     try:
         with (run / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True

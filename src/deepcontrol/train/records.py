@@ -20,13 +20,12 @@ def truncate(path: Path, epoch: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines(keepends=True):
+    for line in path.read_text(errors="replace").splitlines(keepends=True):
         try:
-            if not line.endswith("\n") or json.loads(line)["epoch"] > epoch:
-                break
+            if line.endswith("\n") and json.loads(line)["epoch"] <= epoch:
+                kept.append(line)
         except (ValueError, KeyError, TypeError):
-            break  # torn: the process was killed while it wrote
-        kept.append(line)
+            continue  # torn: the process was killed while it wrote
     write_whole(path, "".join(kept))
 
 
@@ -37,7 +36,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place, sync and rename it: the old text or the new one is there."""
-    fresh = path.with_name(f".{path.name}.new")
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")  # two may write one file at once
     fresh.unlink(missing_ok=True)
     _write(fresh, os.O_EXCL, text)
     fresh.replace(path)

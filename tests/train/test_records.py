@@ -1,0 +1,46 @@
+"""Lines that were torn cost no others; two processes may write one file."""
+
+import json
+import multiprocessing
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from deepcontrol.train import records
+
+
+def test_what_came_after_the_checkpoint_goes(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for epoch in range(5):
+        records.append(path, {"epoch": epoch})
+    path.write_text(path.read_text() + '{"epoch": 5')
+    records.truncate(path, 3)
+    assert [line["epoch"] for line in records.read(path)] == [0, 1, 2, 3]
+
+
+def test_a_line_that_cannot_be_read_goes_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"epoch": epoch}) for epoch in range(4)]
+    lines[1:2] = ["{torn", "5", '{"other": 1}']
+    path.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
+    records.truncate(path, 3)
+    assert [line["epoch"] for line in records.read(path)] == [0, 2, 3]
+
+
+def write_often(path: Path, text: str, ready: Barrier) -> None:
+    ready.wait()
+    for _ in range(500):
+        records.write_whole(path, text)
+
+
+def test_two_processes_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(2)
+    processes = [context.Process(target=write_often, args=(path, t * 99, ready)) for t in "ab"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert path.read_text() in ("a" * 99, "b" * 99)
+    assert list(tmp_path.iterdir()) == [path]
