@@ -125,7 +125,7 @@ def main(args: list[str] | None = None) -> int:
                 return run_reproduce(command, console)
     except (ValueError, OSError, FaultError) as error:  # a DataError is a ValueError
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            error = disk_full(error, getattr(command, "out", None))
+            error = disk_full(error, written_to(command))
         complain(Console(stderr=True), "error", error)
         return 1
     except KeyboardInterrupt:  # where a command does not wait for its signal itself
@@ -147,8 +147,16 @@ def parse(args: list[str]) -> object:
     return command
 
 
+def written_to(command: object) -> Path | None:
+    """The folder or file that a command writes to, if that is known."""
+    named = getattr(command, "action", command)
+    return getattr(named, "out", None) or getattr(named, "run", None)
+
+
 def disk_full(error: OSError, out: Path | None) -> OSError:
     """The same with where and how much, which the system does not say."""
+    if error.filename is None and out is None:
+        return error
     where = Path(error.filename or out or ".")
     there = next(folder for folder in (where, *where.absolute().parents) if folder.exists())
     return OSError(
@@ -187,6 +195,8 @@ def run_check(action: Check, console: Console) -> int:
 
 
 def run_sheet(action: Sheet, console: Console) -> int:
+    if action.count < 1:
+        raise ValueError(f"--count must be at least 1, got {action.count}")
     source = open_source(action.data, action.split, action.data_root)
     sheet = contact_sheet(source, action.count, action.size)
     action.out.parent.mkdir(parents=True, exist_ok=True)

@@ -157,6 +157,17 @@ def test_a_full_disk_is_found_before_anything_is_mapped(
     assert [p.suffix for p in folder.iterdir()] == [".lock"]
 
 
+def test_a_disk_without_room_for_a_header_says_the_same(
+    camvid_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", full)
+    with pytest.raises(OSError, match=r"cache has no room for camvid-train \(No space.*\d bytes"):
+        prepare(counting(camvid_root), (24, 32), tmp_path / "cache")
+
+
 def build(root: Path, folder: Path, results: multiprocessing.Queue) -> None:
     cache = prepare(counting(root), (24, 32), folder)
     results.put((os.getpid(), int(cache.images.astype(np.int64).sum())))

@@ -45,12 +45,25 @@ def test_all_faults_at_once(
         "trainannot/2.png": "5x5 for an image of 24x32",
         "train/3.png": "has no label",
         "trainannot/orphan.png": "without an image",
-        "val/0.png": "30x30, but the other images are 24x32",
+        "val/0.png": "30x30, where another image is 24x32",
     }.items():
         assert f"{path}: " in out
         assert reason in out
     assert "6 faults" in out
     assert "train 2, val 2" in out
+
+
+def test_a_split_without_labels_is_a_fault(
+    camvid_root: Path, saved: Callable[[np.ndarray, Path], Path], capsys
+) -> None:  # type: ignore[no-untyped-def]
+    for label in (camvid_root / "valannot").iterdir():
+        saved(np.full((24, 32), 11, np.uint8), label)
+    assert main(["data", "check", str(camvid_root)]) == 1
+    assert "no pixel of the split val has a label" in capsys.readouterr().out
+    # Labels of a test split may be withheld.
+    (camvid_root / "val").rename(camvid_root / "test")
+    (camvid_root / "valannot").rename(camvid_root / "testannot")
+    assert main(["data", "check", str(camvid_root)]) == 0
 
 
 def test_folders_that_are_no_data_set(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
@@ -68,6 +81,11 @@ def test_contact_sheet(camvid_root: Path, tmp_path: Path) -> None:
     args = ["--data", "camvid", "--data-root", str(camvid_root), "--size", "24x32"]
     assert main(["data", "sheet", *args, "--count", "4", "--out", str(out)]) == 0
     assert out.is_file()
+
+
+def test_a_sheet_of_nothing_is_refused(capsys) -> None:  # type: ignore[no-untyped-def]
+    assert main(["data", "sheet", "--count", "0"]) == 1
+    assert "--count must be at least 1, got 0" in capsys.readouterr().err
 
 
 def test_a_wrong_size_is_explained() -> None:

@@ -33,6 +33,15 @@ def test_folders_are_searched_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_an_image_is_not_written_over(tmp_path: Path) -> None:
+    for name in ("x.png", "x-labels.png"):
+        (tmp_path / name).touch()
+    images = [tmp_path / "x.png", tmp_path / "x-labels.png"]
+    assert len(find_jobs(images, tmp_path / "out")) == 2
+    with pytest.raises(ValueError, match=r"x-labels\.png is one of the images"):
+        find_jobs(images, tmp_path / ".." / tmp_path.name)
+
+
 @pytest.mark.parametrize("out", ["photos", "."])
 def test_predictions_go_elsewhere_than_into_the_images_folder(tmp_path: Path, out: str) -> None:
     photos = tmp_path / "photos"

@@ -111,6 +111,13 @@ def test_classnet() -> None:
     assert distance(apart(model, image, tiles), exact) > 0.1
 
 
+def test_classnet_where_tiles_are_padded_by_much() -> None:
+    model, image = network("agc", ClassNet), street(270, 400)  # as 384x512
+    tiles, exact = tiles_for(model, image, core=256), whole(model, image)
+    assert len(tiles) == 4
+    assert distance(shared(model, image, tiles), exact) < 1e-3
+
+
 @pytest.mark.parametrize("norm", ["bn", "none"])
 def test_one_pass_without_agc(norm: Norm) -> None:
     model, image = network(norm), street(224, 448)

@@ -14,10 +14,11 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
 
-from deepcontrol import AGCConv2d
+from deepcontrol import AGCConv2d, cli
 from deepcontrol.cli import main
 from deepcontrol.data.streets.source import Streets
 from deepcontrol.models import SegNet
@@ -288,6 +289,31 @@ def test_a_full_disk_under_the_pictures(
     assert main(command(run)) == 1
     said = capsys.readouterr().err
     assert re.search(rf"{run} could not be written: the disk is full, [\d,]+ bytes are free", said)
+
+
+@pytest.mark.parametrize("words", [["data", "sheet", "--out"], ["export"]])
+def test_a_full_disk_is_that_which_is_written_to(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("run_sheet", "run_export"):
+        monkeypatch.setattr(cli, name, full)
+    assert main([*words, str(tmp_path / "there")]) == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'there'} could not be written: the disk is full" in said
+
+
+def test_validation_images_without_any_label_are_refused(
+    camvid: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (camvid / "valannot").iterdir():
+        with Image.open(path) as label:
+            Image.new("L", label.size, 11).save(path)
+    kind = {"data": "camvid", "data_root": camvid, "train_limit": 2, "val_limit": 2}
+    assert main(command(run, **kind)) == 1
+    assert "camvid-val: no pixel has a label" in capsys.readouterr().err
 
 
 def test_a_full_disk_under_tensorboard_ends_tensorboard_alone(

@@ -26,6 +26,13 @@ def test_a_line_that_cannot_be_read_goes_alone(tmp_path: Path) -> None:
     assert [line["epoch"] for line in records.read(path)] == [0, 2, 3]
 
 
+def test_the_last_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert records.last_epoch(path) == -1
+    path.write_text('{"epoch": 0}\n{"epoch": 1}\n{"epoch": "7"}\n{"epoch": 2}')
+    assert records.last_epoch(path) == 1
+
+
 def write_often(path: Path, text: str, ready: Barrier) -> None:
     ready.wait()
     for _ in range(500):

@@ -1,6 +1,7 @@
 """A run that was killed ends where it would have ended, to the bit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,6 +60,35 @@ def test_more_epochs_are_the_same_run_for_longer(
     assert differences(tmp_path / "two", whole) == []
     assert main(["train", "--out", str(tmp_path / "two")]) == 0  # with nothing left to do
     assert differences(tmp_path / "two", whole) == []
+
+
+def test_a_finished_run_without_checkpoints_loses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a study leaves them: whoever trains there again keeps what was written."""
+    run = tmp_path / "run"
+    train_here(run, epochs=2)
+    before = {name: (run / name).read_text() for name in ("metrics.jsonl", "layers.jsonl")}
+    for name in ("last", "previous", "best"):
+        shutil.rmtree(run / name)
+    assert main(["train", "--out", str(run), "--epochs", "1"]) == 0
+    assert "the checkpoints are gone: it begins anew" in capsys.readouterr().out
+    for name, text in before.items():
+        assert (run / f"{name}.old").read_text() == text
+    assert [line["epoch"] for line in metrics(run)] == [0, 1]
+
+
+def test_a_best_that_is_gone_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for damage in (shutil.rmtree, lambda best: (best / "model.safetensors").write_bytes(b"")):
+        run = tmp_path / str(damage)
+        train_here(run, epochs=2)
+        damage(run / "best")
+        capsys.readouterr()
+        assert main(["train", "--out", str(run), "--epochs", "3"]) == 0
+        assert "best is gone or damaged" in capsys.readouterr().out
+        assert load(run / "best").state["position"]["best_epoch"] == 3
 
 
 def test_a_torn_checkpoint_is_passed_over(

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from .sample import Palette, Size, Source
 
 FORMAT = 1  # part of each cache's name; counts up when what is stored changes
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk's ways to be
 _ARRAYS = ("images", "labels", "segments")
 
 Progress = Callable[[int, int], None]  # (samples done, samples in all)
@@ -90,13 +91,15 @@ def _build(
     temporary.mkdir()
     try:
         parts: list[NDArray] = list(source.read(0, size))
-        arrays = {
-            name: np.lib.format.open_memmap(
-                temporary / f"{name}.npy", "w+", part.dtype, (count, *part.shape)
-            )
-            for name, part in zip(_ARRAYS, parts, strict=True)
-        }
-        _take_room(temporary, source)
+        needed = count * sum(part.nbytes for part in parts)
+        with _said_if_full(temporary, source, needed):
+            arrays = {
+                name: np.lib.format.open_memmap(
+                    temporary / f"{name}.npy", "w+", part.dtype, (count, *part.shape)
+                )
+                for name, part in zip(_ARRAYS, parts, strict=True)
+            }
+            _take_room(temporary)
         histogram = np.zeros(256, np.int64)
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
@@ -126,21 +129,31 @@ def _build(
         raise
 
 
-def _take_room(folder: Path, source: Source) -> None:
+def _take_room(folder: Path) -> None:
     """Let the disk set all bytes aside: a mapped file that finds none later ends the process."""
     for file in folder.iterdir():
         with file.open("r+b") as opened:
             try:
                 os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    return  # not every file system can: then it may end as it may
-                needed = sum(each.stat().st_size for each in folder.iterdir())
-                free = shutil.disk_usage(folder).free
-                raise OSError(
-                    f"{folder.parent} has no room for {source.name} ({error.strerror}): it needs "
-                    f"{needed:,} bytes, {free:,} are free. XDG_CACHE_HOME may name another folder."
-                ) from error
+                if error.errno in FULL:
+                    raise
+                return  # not every file system can: then it may end as it may
+
+
+@contextlib.contextmanager
+def _said_if_full(folder: Path, source: Source, needed: int) -> Iterator[None]:
+    """Where the disk has no room, how much it would take."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise OSError(
+            f"{folder.parent} has no room for {source.name} ({error.strerror}): it needs "
+            f"{needed:,} bytes, {shutil.disk_usage(folder).free:,} are free. XDG_CACHE_HOME may "
+            "name another folder."
+        ) from error
 
 
 def _is_whole(place: Path) -> bool:

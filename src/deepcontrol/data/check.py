@@ -48,18 +48,22 @@ def check(root: Path, progress: Callable[[int, int], None] | None = None) -> Rep
     done, total = 0, sum(map(len, found.values()))
     for split, pairs in found.items():
         source = layout.from_pairs(split, pairs, _usual_size(pairs))
-        sound = 0
+        sound, counts = 0, np.zeros(256, np.int64)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for outcome in pool.map(lambda i, source=source: _read(source, i), range(len(pairs))):
                 if isinstance(outcome, DataError):
                     report.faults.append(outcome)
                 else:
-                    report.histogram += outcome
+                    counts += outcome
                     sound += 1
                 done += 1
                 if progress:
                     progress(done, total)
         report.splits[split] = sound
+        report.histogram += counts
+        # The labels of a test split may be withheld, as those of Cityscapes are.
+        if sound and split != "test" and not counts[: len(report.classes)].any():
+            report.faults.append(DataError(root, f"no pixel of the split {split} has a label"))
     return report
 
 

@@ -34,13 +34,14 @@ def _readable(path: Path) -> Iterator[None]:
 
 # Pillow's modes of at most 8 bits a channel; in others values are lost on the way to RGB.
 EIGHT_BITS = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
+NOT_TAKEN = "expected a grey, RGB or CMYK image of 8 bits a channel, got {}"
 
 
 def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
     """An RGB image (H, W, 3), resized with antialiasing."""
     image = open_image(path)
     if image.mode not in EIGHT_BITS:
-        raise DataError(path, f"expected an image of 8 bits a channel, got {image.mode}")
+        raise DataError(path, NOT_TAKEN.format(image.mode))
     image = image.convert("RGB")
     if image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)

@@ -50,7 +50,7 @@ class PairedFiles:
         own = native_size(pair.image, *pair.maps)
         if own != self.native:
             (h, w), (own_h, own_w) = self.native, own
-            raise DataError(pair.image, f"{own_h}x{own_w}, but the other images are {h}x{w}")
+            raise DataError(pair.image, f"{own_h}x{own_w}, where another image is {h}x{w}")
         size = covering(own, size)
         image = read_image(pair.image, size)
         labels = self._classes(pair.labels, read_ids(pair.labels, size))

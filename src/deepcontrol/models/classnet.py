@@ -58,6 +58,7 @@ class ClassNet(nn.Module):
     """
 
     unit = UNIT  # on multiples of it all poolings fall alike, in an image and in a tile of it
+    pads_to = UNIT
     # At most so far beyond a multiple of the unit see the pixels before it, the means of AGC apart.
     # Each 3x3 convolution sees its stride further: the encoder's, one for each level of the
     # decoder, and one more where a path changes from contours to classes. Up-sampling sees one

@@ -35,7 +35,7 @@ class SharedMeans:
     Call it on every tile of the image, then `end_pass`, and again until that says that nothing was
     left to count: the outputs of the last pass are those of the whole image, as far as the tiles'
     own borders don't reach. Layers are told apart by the order in which they are called. Strides
-    must be powers of two.
+    must be powers of two; pads_to: the multiple that the model pads its input to, below and right.
 
     >>> import torch
     >>> from deepcontrol import AGCConv2d
@@ -52,8 +52,8 @@ class SharedMeans:
     True
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, pads_to: int = 1) -> None:
+        self.model, self.pads_to = model, pads_to
         self.layers = [m for m in model.modules() if hasattr(m, "shared_means")]
         self._means: list[Tensor] = []  # (N, C) of the layers counted so far
         self._sum: Tensor | None = None  # of the layer that counts in this pass, in fp64
@@ -99,13 +99,16 @@ class SharedMeans:
 
     def _count(self, v: Tensor) -> None:
         (height, width), (of_rows, of_columns) = self._tile
-        rows = _in_map(v.shape[2], height, of_rows)
-        columns = _in_map(v.shape[3], width, of_columns)
+        rows = _in_map(v.shape[2], height, self._padded(height), of_rows)
+        columns = _in_map(v.shape[3], width, self._padded(width), of_columns)
         inner = v[:, :, rows, columns]
         # The tiles are added up in fp64: there may be any number of them.
         total = inner.sum((2, 3), dtype=accumulate_dtype(v.dtype)).double()
         self._sum = total if self._sum is None else self._sum + total
         self._positions += math.prod(inner.shape[2:])
+
+    def _padded(self, length: int) -> int:
+        return -(-length // self.pads_to) * self.pads_to
 
     def end_pass(self) -> bool:
         """All tiles were seen: keep what was counted. False if no layer was left to count."""
@@ -116,21 +119,21 @@ class SharedMeans:
         return True
 
 
-def _in_map(length: int, tile: int, span: Span) -> slice:
-    """The part of a map of this length that a span of its tile becomes.
+def _in_map(length: int, tile: int, padded: int, span: Span) -> slice:
+    """The part of a map of this length that a span of its tile, padded to so much, becomes.
 
-    Networks halve their maps, and round: 225 pixels have maps of 225, 112, 56, 28, 14 and 7. They
-    may pad the image's end first, or lose a little of each map by convolutions without padding.
+    Networks halve their maps, and round: 225 pixels have maps of 225, 112, 56, 28, 14 and 7. Where
+    convolutions do not pad, maps are a little shorter, by a position or a tenth of them.
     """
     start, stop = span
     if (start, stop) == (0, tile):
         return slice(0, length)
-    stride = 2 ** max(0, round(math.log2(tile / length)))
-    halved = tile // stride
-    if not halved - max(1, length / 10) <= length <= 1.3 * halved:
+    stride = 2 ** max(0, round(math.log2(padded / length)))
+    if not padded // stride - max(1, length / 10) <= length <= -(-padded // stride):
         raise ValueError(
-            f"got a map of {length} for {tile} pixels, and no power of two is its stride: means "
-            "are shared in networks that halve their maps, with convolutions that pad"
+            f"got a map of {length} for {padded} pixels, and no power of two is its stride: means "
+            "are shared in networks that halve their maps, and pad what they are shown as pads_to "
+            "says"
         )
     if start % stride or (stop != tile and stop % stride):
         raise ValueError(

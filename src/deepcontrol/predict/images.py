@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from ..data import DataError, Size
-from ..data.files import EIGHT_BITS, open_image
+from ..data.files import EIGHT_BITS, NOT_TAKEN, open_image
 from ..data.sheet import coloured
 from .tiles import Span
 
@@ -65,7 +65,14 @@ def _is_image(path: Path, out: Path) -> bool:
 
 def _refuse_collisions(jobs: Sequence[Job]) -> None:
     taken: dict[Path, Path] = {}
+    images = {job.image.resolve() for job in jobs}
     for job in jobs:
+        for path in (job.labels, job.overlay):
+            if path.resolve() in images:
+                raise ValueError(
+                    f"{path} is one of the images, and the prediction of {job.image} would be "
+                    "written over it: choose another --out"
+                )
         other = taken.setdefault(job.target, job.image)
         if other is not job.image:
             raise ValueError(
@@ -86,7 +93,7 @@ class OpenImage:
             _refuse_larger_than(free, path)
             image = open_image(path)
         if image.mode not in EIGHT_BITS:
-            raise DataError(path, f"expected an image of 8 bits a channel, got {image.mode}")
+            raise DataError(path, NOT_TAKEN.format(image.mode))
         self._image = ImageOps.exif_transpose(image)  # as viewers show it
 
     @property

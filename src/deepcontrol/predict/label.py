@@ -50,7 +50,7 @@ def logits_by_tile(
         yield tile, core_of(model(window_of(image, tile, model)), tile)
         progress(1, 1)
         return
-    with SharedMeans(model) as shared:
+    with SharedMeans(model, pads_to=getattr(model, "pads_to", 1)) as shared:
         done, total = 0, len(tiles) * (len(shared.layers) + 1)
         counting = True
         while counting:

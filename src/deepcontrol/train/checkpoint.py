@@ -50,7 +50,7 @@ def save_last(run: Path, checkpoint: Checkpoint, last_is_whole: bool = False) ->
     would leave nothing to go back to.
     """
     fresh = _write_beside(run / LAST, checkpoint)
-    if (run / LAST).exists() and not last_is_whole and not _is_whole(run / LAST):
+    if (run / LAST).exists() and not last_is_whole and not is_whole(run / LAST):
         shutil.rmtree(run / LAST)
     if (run / LAST).exists():
         shutil.rmtree(run / PREVIOUS, ignore_errors=True)
@@ -133,7 +133,8 @@ def verify(folder: Path) -> None:
             raise CheckpointError(f"{path} is not what was written: its digest differs")
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Whether all that was written of a checkpoint is there."""
     try:
         verify(folder)
     except CheckpointError:

@@ -99,7 +99,7 @@ def run_eval(command: Eval, console: Console) -> int:
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    at_once = command.batch_size or config.evaluated_at_once
+    at_once = config.evaluated_at_once if command.batch_size is None else command.batch_size
     batches = Batches(prepare(source, config.size), at_once, device=device)
     autocast = choose_autocast(config.precision, device)
     matrix = evaluate(model, batches, autocast, window=config.window)

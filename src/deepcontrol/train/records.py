@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,24 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 def truncate(path: Path, epoch: int) -> None:
     """Keep the lines up to an epoch: what came after the checkpoint will be written again."""
-    if not path.exists():
-        return
-    kept = []
+    if path.exists():
+        write_whole(path, "".join(line for line, of in _lines(path) if of <= epoch))
+
+
+def last_epoch(path: Path) -> int:
+    """The last that has a line; -1 if none has."""
+    return max((epoch for _, epoch in _lines(path)), default=-1) if path.exists() else -1
+
+
+def _lines(path: Path) -> Iterator[tuple[str, int]]:
+    """The whole lines of a file and their epochs; one is torn where a process was killed."""
     for line in path.read_text(errors="replace").splitlines(keepends=True):
         try:
-            if line.endswith("\n") and json.loads(line)["epoch"] <= epoch:
-                kept.append(line)
+            epoch = json.loads(line)["epoch"]
         except (ValueError, KeyError, TypeError):
-            continue  # torn: the process was killed while it wrote
-    write_whole(path, "".join(kept))
+            continue
+        if line.endswith("\n") and type(epoch) is int:
+            yield line, epoch
 
 
 def read(path: Path) -> list[dict[str, Any]]:

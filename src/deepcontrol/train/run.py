@@ -1,5 +1,6 @@
 """A run made ready: everything that a configuration names, built, and put back where it was."""
 
+import math
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from ..data import Batch, Batches
 from ..optim import sgd
 from . import records
 from .build import build_data, build_model, build_objective, fit_to_images_, open_sources
-from .checkpoint import LAST, PREVIOUS, CheckpointError, load_last
+from .checkpoint import BEST, LAST, PREVIOUS, CheckpointError, is_whole, load_last
 from .config import CONFIG, Train, check_unchanged, load_config, save_config
 from .devices import choose_autocast, machine
 from .distributed import Group, shard_
@@ -130,6 +131,17 @@ class Run:
             position.best_error, position.best_epoch = error, position.epoch
 
 
+def keep_records(run: Path) -> str:
+    """What a run had written that was over and whose checkpoints are gone; returns a line of it."""
+    for name in (records.METRICS, records.LAYERS):
+        if (run / name).exists():
+            (run / name).replace(run / f"{name}.old")
+    return (
+        f"all epochs were done and the checkpoints are gone: it begins anew, and what it had "
+        f"written is in {records.METRICS}.old and {records.LAYERS}.old"
+    )
+
+
 def images_in(batches: Batches, number: int) -> int:
     """Images in batch `number` of an epoch, over all processes: the last may have fewer."""
     return min(batches.batch_size, len(batches.cache) - number * batches.batch_size)
@@ -139,9 +151,11 @@ def images_in(batches: Batches, number: int) -> int:
 def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iterator[Run]:
     """Build what the configuration names and go to where the run folder's checkpoint is."""
     before: dict[str, Any] = {}
+    epochs_before = config.epochs
     if (config.out / CONFIG).exists():
         started, before = load_config(config.out)
         check_unchanged(config, started)
+        epochs_before = started.epochs
     elif any((config.out / name).exists() for name in (LAST, PREVIOUS)):
         raise CheckpointError(
             f"{config.out} has a checkpoint and no {CONFIG}, which would say of what run it is: "
@@ -154,6 +168,8 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
         noted.raise_if_any()  # it can take minutes
 
     train, val = build_data(config, sources, group, decoding)
+    if not val.cache.histogram.any():
+        raise ValueError(f"{val.cache.name}: no pixel has a label, so nothing could be evaluated")
     data = group.from_first(fingerprints(train, val) if group.leads else {})
     check_same_data(config.out, data, before)
     model = build_model(config, len(sources.train.classes))
@@ -174,6 +190,10 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
             raise ValueError(
                 f"{config.out} has done {position.epoch} epochs, more than --epochs {config.epochs}"
             )
+        best_is_there = group.from_first(is_whole(config.out / BEST) if group.leads else None)
+        if position.best_epoch > 0 and not best_is_there:
+            show.say(f"{BEST} is gone or damaged: the best of the epochs to come takes its place")
+            position.best_error, position.best_epoch = math.inf, -1
     guard = Guard(optimiser, group)
     objective = build_objective(config, train.cache, group.device)
     autocast = choose_autocast(config.precision, group.device)
@@ -191,6 +211,8 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     if group.leads:
         of_run = derived(config, model, train, val, data)
         save_config(config, of_run, about(machine(group.device, autocast)))
+        if checkpoint is None and records.last_epoch(config.out / records.METRICS) >= epochs_before:
+            show.say(keep_records(config.out))
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
         (config.out / records.DIVERGED).unlink(missing_ok=True)  # it is tried again
