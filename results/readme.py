@@ -51,14 +51,28 @@ def in_short(study: Study) -> str:
         f"| {what} | {_figure(study, *agc)} | {_figure(study, *bn)} |"
         for what, agc, bn in MAIN_FIGURES
     ]
-    return "\n".join(("| | AGC | BatchNorm |", "|---|---|---|", *rows)) + "\n"
+    seeds = sorted({n for _, *of in MAIN_FIGURES for each in of if (n := _seeds(study, *each))})
+    words = (
+        f"\nErrors are means and deviations over {' and '.join(seeds)} seeds, of the last tenth of "
+        "the epochs.\n"
+    )
+    return "\n".join(("| | AGC | BatchNorm |", "|---|---|---|", *rows)) + "\n" + words
+
+
+def _value(study: Study, claim: str, who: str) -> Value:
+    """The first of somebody in a claim: the final error, if it is of training."""
+    (ours,) = (c.ours for c in study.claims if c.id == claim)
+    return next(v for v in ours if v.who.startswith(f"{who} "))
 
 
 def _figure(study: Study, claim: str, who: str) -> str:
-    """The first value of somebody in a claim: the final error, if it is of training."""
-    (ours,) = (c.ours for c in study.claims if c.id == claim)
-    value: Value = next(v for v in ours if v.who.startswith(f"{who} "))
-    return value.figure.split(" (n=")[0]
+    return _value(study, claim, who).figure.split(" (n=")[0]
+
+
+def _seeds(study: Study, claim: str, who: str) -> str:
+    """Over how many a figure is a mean; nothing of one that is none."""
+    _, _, seeds = _value(study, claim, who).figure.partition(" (n=")
+    return seeds.rstrip(")")
 
 
 def verdicts(study: Study) -> str:

@@ -254,6 +254,16 @@ def test_calibration_takes_what_the_model_takes() -> None:
     torch.testing.assert_close(expected, kept)
 
 
+def test_calibration_gives_a_dict_to_a_model_that_wants_one() -> None:
+    class OfDicts(ByKeyword):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+            return self.neuron(batch["image"])
+
+    model, x = OfDicts(), torch.randn(2, 3, 9, 9)
+    calibrated = calibrate(model, [{"image": x}])
+    torch.testing.assert_close(calibrated.neuron.bias, calibrate(model.neuron, [x]).bias)
+
+
 def test_calibrated_segnet_still_unpools() -> None:
     model = controlled(SegNet(5, width=0.0625))
     x = torch.randn(1, 3, 48, 40)

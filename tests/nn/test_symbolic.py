@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.proxy import TraceError
+from torch.nn.utils import prune
 
 from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, AGCLinear, fold
 from deepcontrol.convert import calibrate
@@ -70,6 +70,29 @@ def test_inference_copies_are_traced_too() -> None:
         torch.testing.assert_close(traced(x), copy(x), rtol=0, atol=0)
 
 
-def test_a_layer_by_itself_is_refused_in_words() -> None:
-    with pytest.raises(TraceError, match=r"trace nn.Sequential\(AGC2d"):
-        fx.symbolic_trace(AGC2d(4))
+class Doubled(AGCConv2d):
+    """Somebody's own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(nn.functional.pad(input, (1, 1, 1, 1)))
+
+
+def test_hooks_and_subclasses_act_once() -> None:
+    """In the node, and not in the graph besides."""
+    layer = Doubled(4, 4, 3)
+    layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    layer.register_forward_hook(lambda module, inputs, output: output * 3)
+    model, x = nn.Sequential(layer), torch.randn(2, 4, 6, 6)
+    traced = fx.symbolic_trace(model)
+    assert targets(traced) == ["0"]
+    assert [node.op for node in traced.graph.nodes] == ["placeholder", "call_module", "output"]
+    torch.testing.assert_close(traced(x), model(x), rtol=0, atol=0)
+
+
+def test_pruned_filters_stay_tensors() -> None:
+    layer, x = AGCConv2d(4, 4, 3), torch.randn(2, 4, 6, 6)
+    prune.l1_unstructured(layer, "weight", amount=0.5)
+    model = nn.Sequential(layer)
+    traced = fx.symbolic_trace(model)
+    assert isinstance(layer.weight, Tensor)
+    torch.testing.assert_close(traced(x), model(x), rtol=0, atol=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deepcontrol.bench.record import read_rows, write_rows
 from deepcontrol.cli import main
 from deepcontrol.study import command
 from tests.study.tiny import reproduce
@@ -51,11 +52,27 @@ def add(text: str) -> Callable[[Path], object]:
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "an epoch is gone": ("metrics.jsonl", without_epoch_1, "metrics.jsonl has no error of epoch 1"),
+    "an epoch is gone": ("metrics.jsonl", without_epoch_1, "no error and loss of epoch 1"),
     "no errors": (
         "metrics.jsonl",
         lambda path: path.write_text(path.read_text().replace("val_error", "error")),
-        "metrics.jsonl has no error of epoch 1 and of 1 more",
+        "metrics.jsonl has no error and loss of epoch 1 and of 1 more",
+    ),
+    "no losses": (
+        "metrics.jsonl",
+        lambda path: path.write_text(path.read_text().replace("val_loss", "loss")),
+        "metrics.jsonl has no error and loss of epoch 1 and of 1 more",
+    ),
+    "a configuration of something else": (
+        "config.json",
+        lambda path: path.write_text("[1]"),
+        "config.json is not of format",
+    ),
+    "no lambda": ("layers.jsonl", Path.unlink, "layers.jsonl does not say where lambda ended"),
+    "lambda of the start": (
+        "layers.jsonl",
+        lambda path: path.write_text(path.read_text().splitlines(keepends=True)[0]),
+        "layers.jsonl does not say where lambda ended",
     ),
     "no configuration": ("config.json", Path.unlink, "it has no config.json"),
     "a torn configuration": ("config.json", lambda p: p.write_text("{"), "cannot be read"),
@@ -95,7 +112,6 @@ def test_one_damaged_run_leaves_the_rest(
         ("metrics.jsonl", add('5\n{"epoch": "4"}\n{"epoch": 3, "val_')),
         ("metrics.jsonl", lambda path: path.write_bytes(path.read_bytes() + b"\xff\xfe\n")),
         ("layers.jsonl", add("{torn")),
-        ("layers.jsonl", Path.unlink),
         ("samples", lambda path: [p.write_bytes(b"no picture") for p in path.iterdir()]),
     ],
 )
@@ -179,6 +195,30 @@ def test_a_pack_is_judged_alike_where_there_is_no_benchmark(
     assert "--bench: there is no file none.csv" in capsys.readouterr().err
 
 
+def test_a_pack_keeps_the_rows_that_its_claims_rest_on(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, small = tmp_path / "packed", tmp_path / "small"
+    assert reproduce(out, "--only", "speed", "--minutes", "0", "--pack", str(packed)) == 0
+    assert reproduce(out, "--only", "largest-batch", "--minutes", "0", "--pack", str(small)) == 0
+    for row in (rows := read_rows(small / "bench.csv")):
+        row["contender"] = row["contender"].replace("bn", "gn")
+    write_rows(small / "bench.csv", [row for row in rows if row["group"] == "fit"])
+    monkeypatch.chdir(tmp_path)  # where there is no other benchmark
+    assert reproduce(small, "--minutes", "0", "--pack", str(packed)) == 0
+    verdicts = {claim["id"]: claim["verdict"] for claim in study(packed)["claims"]}
+    assert verdicts["speed"] == "reproduced"
+
+
+def test_a_pack_forgets_that_a_run_had_diverged(out: Path, tmp_path: Path) -> None:
+    packed, mark = tmp_path / "packed", out / "runs" / AGC / "diverged.json"
+    mark.write_text('{"epoch": 2, "step": 1}')
+    for state in ("diverged", "done"):
+        assert reproduce(out, "--minutes", "0", "--pack", str(packed)) == 0
+        assert states(packed)[AGC] == states(out)[AGC] == state
+        mark.unlink(missing_ok=True)
+
+
 def test_the_report_says_what_was_damaged_since(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,7 +228,7 @@ def test_the_report_says_what_was_damaged_since(
     (out / "runs" / BN / "config.json").write_text("{")
     assert main(["report", str(out)]) == 0
     said, html = capsys.readouterr().out, (out / "index.html").read_text()
-    for name, words in ((AGC, "no error of epoch 1"), (BN, "cannot be read")):
+    for name, words in ((AGC, "no error and loss of epoch 1"), (BN, "cannot be read")):
         assert f"{name} is not as it was when it was judged: " in said
         assert words in said
         assert f"{name} is not as it was when it was judged: " in html

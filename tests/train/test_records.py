@@ -20,7 +20,7 @@ def test_what_came_after_the_checkpoint_goes(tmp_path: Path) -> None:
 def test_a_line_that_cannot_be_read_goes_alone(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"epoch": epoch}) for epoch in range(4)]
-    lines[1:2] = ["{torn", "5", '{"other": 1}']
+    lines[1:2] = ["{torn", "5", '{"other": 1}', "[" * 100_000]
     path.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
     records.truncate(path, 3)
     assert [line["epoch"] for line in records.read(path)] == [0, 2, 3]

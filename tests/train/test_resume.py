@@ -13,6 +13,7 @@ import pytest
 from deepcontrol.cli import main
 from deepcontrol.metrics import ConfusionMatrix
 from deepcontrol.train import records
+from deepcontrol.train import run as run_module
 from deepcontrol.train.checkpoint import load
 from tests.train.runs import STEPS, command, differences, metrics, signal_at_step, start, train_here
 
@@ -68,14 +69,57 @@ def test_a_finished_run_without_checkpoints_loses_nothing(
     """As a study leaves them: whoever trains there again keeps what was written."""
     run = tmp_path / "run"
     train_here(run, epochs=2)
-    before = {name: (run / name).read_text() for name in ("metrics.jsonl", "layers.jsonl")}
+    for time in (1, 2):
+        before = {name: (run / name).read_text() for name in ("metrics.jsonl", "layers.jsonl")}
+        for name in ("last", "previous", "best"):
+            shutil.rmtree(run / name, ignore_errors=True)
+        assert main(["train", "--out", str(run), "--epochs", "1"]) == 0
+        assert "it was over and has no checkpoint: it begins anew" in capsys.readouterr().out
+        for name, text in before.items():
+            assert (run / f"{name}.old{time}").read_text() == text
+        assert [line["epoch"] for line in metrics(run)] == [0, 1]
+
+
+def test_a_diverged_run_without_checkpoints_loses_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here(run, epochs=2)
+    (run / "diverged.json").write_text('{"epoch": 3, "step": 1}')
+    before = {name: (run / name).read_text() for name in ("metrics.jsonl", "diverged.json")}
     for name in ("last", "previous", "best"):
         shutil.rmtree(run / name)
-    assert main(["train", "--out", str(run), "--epochs", "1"]) == 0
-    assert "the checkpoints are gone: it begins anew" in capsys.readouterr().out
+    train_here(run, epochs=3)
     for name, text in before.items():
-        assert (run / f"{name}.old").read_text() == text
-    assert [line["epoch"] for line in metrics(run)] == [0, 1]
+        assert (run / f"{name}.old1").read_text() == text
+    assert not (run / "diverged.json").exists()
+
+
+def test_records_are_put_aside_before_the_configuration_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, the next start knows them for what they are."""
+    run = tmp_path / "run"
+    train_here(run, epochs=1)
+    before = (run / "metrics.jsonl").read_text()
+    for name in ("last", "previous", "best"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "save_config", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["train", "--out", str(run), "--epochs", "2"])
+    assert main(["train", "--out", str(run), "--epochs", "2"]) == 0
+    assert (run / "metrics.jsonl.old1").read_text() == before
+
+
+def test_a_best_by_its_former_name_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed between the two renames."""
+    run = tmp_path / "run"
+    train_here(run, epochs=2)
+    (run / "best").rename(run / ".best.old")
+    capsys.readouterr()
+    assert main(["train", "--out", str(run), "--epochs", "3"]) == 0
+    assert "best is gone" not in capsys.readouterr().out
 
 
 def test_a_best_that_is_gone_is_replaced(
@@ -89,6 +133,9 @@ def test_a_best_that_is_gone_is_replaced(
         assert main(["train", "--out", str(run), "--epochs", "3"]) == 0
         assert "best is gone or damaged" in capsys.readouterr().out
         assert load(run / "best").state["position"]["best_epoch"] == 3
+    shutil.rmtree(run / "best")
+    assert main(["train", "--out", str(run)]) == 0
+    assert "no epoch is left to take its place" in capsys.readouterr().out
 
 
 def test_a_torn_checkpoint_is_passed_over(

@@ -1,5 +1,6 @@
 """An AGC model with fixed means: plain convolutions, for devices that can do no more."""
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,9 +26,9 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
     the model and on how alike the images are, so measure it: evaluate fold(model), which is exact,
     and calibrate(model, data) on the same validation set.
 
-    data: batches of inputs, as the model takes them. A dict is given as keyword arguments; of a
-    tuple or list the first element is taken, as torch.optim.swa_utils.update_bn has it. Each sample
-    counts once.
+    data: batches of inputs, as the model takes them. A dict is given as keyword arguments, if the
+    model has these; of a tuple or list the first element is taken, as
+    torch.optim.swa_utils.update_bn has it. Each sample counts once.
 
     >>> from deepcontrol import AGCConv2d
     >>> calibrate(AGCConv2d(3, 8, 3), [torch.randn(4, 3, 16, 16)])
@@ -47,7 +48,7 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
     batches = 0
     with torch.no_grad():
         for batch in data:
-            if isinstance(batch, Mapping):
+            if isinstance(batch, Mapping) and _has_arguments(folded, batch):
                 folded(**batch)
             else:
                 folded(batch[0] if isinstance(batch, (tuple, list)) else batch)
@@ -61,6 +62,15 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
             if module in averages:
                 fixed[module] = _fixed(module, averages[module].value(name)).eval()
     return swap(folded, fixed)
+
+
+def _has_arguments(model: nn.Module, named: Mapping[str, Any]) -> bool:
+    """Whether a model can be called with these as keywords; it may want the dict itself."""
+    try:
+        inspect.signature(model.forward).bind(**named)
+    except TypeError:
+        return False
+    return True
 
 
 class _Average:

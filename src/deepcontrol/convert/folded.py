@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
 from ..nn.conv import _AGCConv, check_input, padded
-from ..nn.symbolic import as_node, is_symbol
+from ..nn.symbolic import OneNode
 from ..ops import max_pool2x2
 from ..ops.activation import LEAKY_SLOPE, ActivationName, get_activation
 from ..ops.maps import over_maps
@@ -27,7 +27,7 @@ from .window_sums import window_means
 _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # which, unlike torch.convolution, autocast knows
 
 
-class _FoldedConv(_ConvNd):
+class _FoldedConv(OneNode, _ConvNd):
     bias: nn.Parameter
     mean_scale: nn.Parameter
     activation: ActivationName
@@ -43,8 +43,6 @@ class _FoldedConv(_ConvNd):
         """Nothing: a folded neuron has no start of its own, it is made of a trained one."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_symbol(input):
-            return as_node(self, input)
         check_input(self, input)
         if input.dim() < self.weight.dim():
             return self.forward(input.unsqueeze(0)).squeeze(0)
@@ -106,8 +104,6 @@ class FoldedConvPool2d(FoldedConv2d):
     """
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        if is_symbol(input):
-            return as_node(self, input)
         return max_pool2x2(super().forward(input))
 
 
@@ -154,12 +150,10 @@ def activation_layers(name: ActivationName) -> list[nn.Module]:
     return [make[name]()] if name != "none" else []
 
 
-class _Pool2x2(nn.Module):
+class _Pool2x2(OneNode, nn.Module):
     """The pooling of AGCConvPool2d by itself."""
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        if is_symbol(input):
-            return as_node(self, input)
         return max_pool2x2(input)
 
 

@@ -11,12 +11,12 @@ from ..ops.given_mean import agc_given_mean
 from ..ops.maps import positions
 from .hazards import warn_if_single_position
 from .shared_means import SharedMeans
-from .symbolic import as_node, is_symbol
+from .symbolic import OneNode
 
 _BATCHNORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-class _AGC(nn.Module):
+class _AGC(OneNode, nn.Module):
     _dims: tuple[int, ...]  # what BatchNorm of the same dimension accepts
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -53,8 +53,6 @@ class _AGC(nn.Module):
                 nn.init.constant_(parameter, start)
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_symbol(input):
-            return as_node(self, input)
         if input.dim() not in self._dims:
             expected = " or ".join(f"{d}-D" for d in self._dims)
             raise ValueError(

@@ -14,10 +14,10 @@ from ..ops.neuron import Geometry, Parameters, neuron, neuron_pool
 from .hazards import warn_if_single_position
 from .init import he_normal_, reset_all_but_filters_
 from .shared_means import SharedMeans
-from .symbolic import as_node, is_symbol
+from .symbolic import OneNode
 
 
-class _AGCConv(_ConvNd):
+class _AGCConv(OneNode, _ConvNd):
     bias: nn.Parameter
     activation: ActivationName
     shared_means: SharedMeans | None = None  # set where the maps are tiles of larger ones
@@ -66,8 +66,6 @@ class _AGCConv(_ConvNd):
         reset_all_but_filters_(self)  # the gain is not there yet while torch's constructor runs
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_symbol(input):
-            return as_node(self, input)
         check_input(self, input)
         if input.dim() < self.weight.dim():
             return self._neuron(input.unsqueeze(0)).squeeze(0)
@@ -169,8 +167,6 @@ class AGCConvPool2d(AGCConv2d):
     pools = True  # for identity_init_, which starts afresh after a pooling
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        if is_symbol(input):
-            return as_node(self, input)
         if input.dim() != 4 or input.shape[1] != self.in_channels:
             raise ValueError(
                 f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"

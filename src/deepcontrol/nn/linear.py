@@ -7,10 +7,10 @@ from ..ops.activation import ActivationName, get_activation
 from ..ops.maps import accumulate_dtype
 from .hazards import warn_if_single_position
 from .init import he_normal_, reset_all_but_filters_
-from .symbolic import as_node, is_symbol
+from .symbolic import OneNode
 
 
-class AGCLinear(nn.Linear):
+class AGCLinear(OneNode, nn.Linear):
     """A fully connected AGC neuron: Eq. 1 with the layer's own features as the map.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x W^T, mean over the features
@@ -54,8 +54,6 @@ class AGCLinear(nn.Linear):
         reset_all_but_filters_(self)  # the gain is not there yet while torch's constructor runs
 
     def forward(self, input: Tensor) -> Tensor:
-        if is_symbol(input):
-            return as_node(self, input)
         if not input.is_floating_point():
             raise ValueError(f"expected a floating-point input, got {input.dtype}")
         if input.dim() == 0 or input.shape[-1] != self.in_features:

@@ -35,7 +35,8 @@ class SharedMeans:
     Call it on every tile of the image, then `end_pass`, and again until that says that nothing was
     left to count: the outputs of the last pass are those of the whole image, as far as the tiles'
     own borders don't reach. Layers are told apart by the order in which they are called. Strides
-    must be powers of two; pads_to: the multiple that the model pads its input to, below and right.
+    must be powers of two, and maps lose no more than a tenth by convolutions that do not pad;
+    pads_to: the multiple that the model pads its input to, below and right.
 
     >>> import torch
     >>> from deepcontrol import AGCConv2d
@@ -131,9 +132,9 @@ def _in_map(length: int, tile: int, padded: int, span: Span) -> slice:
     stride = 2 ** max(0, round(math.log2(padded / length)))
     if not padded // stride - max(1, length / 10) <= length <= -(-padded // stride):
         raise ValueError(
-            f"got a map of {length} for {padded} pixels, and no power of two is its stride: means "
-            "are shared in networks that halve their maps, and pad what they are shown as pads_to "
-            "says"
+            f"cannot tell the stride of a map of {length} for {padded} pixels: means are shared in "
+            "networks that halve their maps, by convolutions that pad (a tenth may be lost), and "
+            "that pad their input as pads_to says"
         )
     if start % stride or (stop != tile and stop % stride):
         raise ValueError(

@@ -49,11 +49,11 @@ class Run:
         return [epoch for epoch, _ in found], [value for _, value in found]
 
     def gap(self, epochs: int) -> str:
-        """Which of the errors after epochs 1, 2, ... are not there, in words; none if all are."""
-        there = set(self.series("val_error")[0])
+        """Which errors or losses of epochs 1, 2, ... are not there, in words; none if all are."""
+        there = set(self.series("val_error")[0]).intersection(self.series("val_loss")[0])
         gone = [epoch for epoch in range(1, epochs + 1) if epoch not in there]
         more = f" and of {len(gone) - 1} more" * (len(gone) > 1)
-        return f"{METRICS} has no error of epoch {gone[0]}{more}" if gone else ""
+        return f"{METRICS} has no error and loss of epoch {gone[0]}{more}" if gone else ""
 
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:

@@ -12,15 +12,16 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from ..bench.record import read_rows
 from ..train.build import open_sources
 from ..train.interrupts import interrupts
 from . import record
 from .claims import Judged, judge
-from .evidence import find_evidence, rows_that_decide
+from .evidence import bench_rows, find_evidence, rows_that_decide
 from .grid import grid
 from .jobs import LOGS, drop_checkpoints, plan, refuse_others
 from .local import Local, find_slots, visible_gpus
-from .pack import pack
+from .pack import BENCH, pack
 from .queue import Queue
 from .settings import Reproduce
 from .show import Show, table_of_runs, table_of_verdicts
@@ -86,7 +87,8 @@ def conclude_packed(settings: Reproduce, queue: Queue, packed: Reproduce) -> lis
         [entry.job for entry in queue.entries.values()], settings.protocol
     )
     over = [entry.job for entry in queue.having("done", "diverged")]
-    pack(over, packed.out, drawn, pictured, rows_that_decide(packed.claims, settings))
+    rows = rows_that_decide(packed.claims, bench_rows(settings), read_rows(packed.out / BENCH))
+    pack(over, packed.out, drawn, pictured, rows)
     jobs = plan(packed.claims, packed.protocol, packed.out, packed.data_root)
     copies = Queue(jobs, packed.out / LOGS)
     for entry in copies.having("waiting"):

@@ -38,8 +38,13 @@ def bench_rows(settings: Reproduce) -> list[Row]:
     return read_rows(settings.bench or usual)
 
 
-def rows_that_decide(claims: Sequence[Claim], settings: Reproduce) -> list[Row]:
-    """Those of the benchmark's rows that claims rest on, each once."""
-    rows, checks = bench_rows(settings), [check for claim in claims for check in claim.checks]
-    decide = [row for c in checks if isinstance(c, BenchRatio) for row in c.rests_on(rows)]
-    return [row for row in rows if row in decide]
+def rows_that_decide(claims: Sequence[Claim], *sources: Sequence[Row]) -> list[Row]:
+    """The benchmark's rows that claims rest on: each claim's from the first that has any."""
+    decide: list[Row] = []
+    for claim in claims:
+        for rows in sources:
+            found = [r for c in claim.checks if isinstance(c, BenchRatio) for r in c.rests_on(rows)]
+            if found:
+                decide += [dict(row) for row in found]
+                break
+    return [row for i, row in enumerate(decide) if row not in decide[:i]]

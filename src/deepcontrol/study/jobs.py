@@ -133,6 +133,9 @@ def finished_curve(job: Job) -> Curve | None:
     if not progress(job).is_over(job.config):
         return None
     run = read_run(job.folder)
+    load_config(job.folder)  # or it says why it cannot
+    if not run.metrics:
+        raise ValueError(f"{METRICS} has no line that can be read")
     columns = {}
     for name, factor in (("val_error", 100.0), ("val_loss", 1.0)):
         pairs = zip(*run.series(name), strict=True)
@@ -142,14 +145,14 @@ def finished_curve(job: Job) -> Curve | None:
         return Curve(errors, losses, diverged=run.diverged)
     if gap := run.gap(job.config.epochs):
         raise ValueError(gap)
-    return Curve(errors, losses, _lambdas(run))
+    return Curve(errors, losses, _lambdas(run, job.config.epochs) if job.arm.norm == "agc" else ())
 
 
-def _lambdas(run: Run) -> tuple[Filters, ...]:
+def _lambdas(run: Run, epochs: int) -> tuple[Filters, ...]:
     """At the end, layer by layer."""
     lam = track(run, "mean_scale")
-    if lam is None:
-        return ()
+    if lam is None or lam.epochs[-1] != epochs:
+        raise ValueError(f"{LAYERS} does not say where lambda ended")
     columns = (lam.values[of][:, -1].tolist() for of in ("mean", "min", "max"))
     last = tuple(Filters(*of_layer) for of_layer in zip(*columns, strict=True))
     if any(math.isnan(value) for of_layer in last for value in of_layer):

@@ -40,6 +40,8 @@ def pack(
         into.mkdir(parents=True, exist_ok=True)
         write_whole(into / CONFIG, config_from_nowhere(job.folder / CONFIG))
         shutil.copyfile(job.folder / METRICS, into / METRICS)
+        for name in (DIVERGED, LAYERS):  # of an earlier time
+            (into / name).unlink(missing_ok=True)
         if (job.folder / DIVERGED).exists():
             shutil.copyfile(job.folder / DIVERGED, into / DIVERGED)
         run = read_run(job.folder)
@@ -67,9 +69,9 @@ def pack_picture(run: Run, into: Path) -> None:
 def config_from_nowhere(path: Path) -> str:
     """config.json without the paths of the machine it was made on."""
     content = json.loads(path.read_text())
-    content["config"]["out"] = Path(content["config"]["out"]).name
-    if content["config"]["data_root"] is not None:
-        content["config"]["data_root"] = Path(content["config"]["data_root"]).name
+    for name in ("out", "data_root"):
+        if content["config"].get(name) is not None:
+            content["config"][name] = Path(content["config"][name]).name
     return json.dumps(content, indent=1) + "\n"
 
 

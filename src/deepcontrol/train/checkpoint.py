@@ -86,11 +86,15 @@ def _replaced(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
+def _found(folder: Path) -> Path:
+    """Itself, or what it was to replace, if whoever renamed them was stopped in between."""
+    replaced = _replaced(folder)
+    return replaced if not folder.exists() and replaced.exists() else folder
+
+
 def load(folder: Path) -> Checkpoint:
     """The checkpoint in `folder`, once every byte of it is what was written."""
-    replaced = _replaced(folder)
-    if not folder.exists() and replaced.exists():  # whoever renamed them was stopped in between
-        folder = replaced
+    folder = _found(folder)
     verify(folder)
     try:
         model = load_file(folder / MODEL)
@@ -134,9 +138,9 @@ def verify(folder: Path) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether all that was written of a checkpoint is there."""
+    """Whether all that was written of a checkpoint is there, if only by its former name."""
     try:
-        verify(folder)
+        verify(_found(folder))
     except CheckpointError:
         return False
     return True

@@ -1,8 +1,10 @@
 """What a run writes as it goes: a line of JSON an epoch, on the disk before the run goes on."""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ def _lines(path: Path) -> Iterator[tuple[str, int]]:
     for line in path.read_text(errors="replace").splitlines(keepends=True):
         try:
             epoch = json.loads(line)["epoch"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if line.endswith("\n") and type(epoch) is int:
             yield line, epoch
@@ -44,10 +46,22 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its place, sync and rename it: the old text or the new one is there."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")  # two may write one file at once
-    fresh.unlink(missing_ok=True)
-    _write(fresh, os.O_EXCL, text)
-    fresh.replace(path)
+    fresh = path.with_name(f".{path.name}.new")
+    with _alone_in(path.parent):
+        fresh.unlink(missing_ok=True)
+        _write(fresh, os.O_EXCL, text)
+        fresh.replace(path)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two processes may write one file: a study's folder is nobody's alone, as a run's is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _write(path: Path, flags: int, text: str) -> None:

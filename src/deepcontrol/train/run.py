@@ -1,5 +1,6 @@
 """A run made ready: everything that a configuration names, built, and put back where it was."""
 
+import itertools
 import math
 import platform
 import subprocess
@@ -132,13 +133,14 @@ class Run:
 
 
 def keep_records(run: Path) -> str:
-    """What a run had written that was over and whose checkpoints are gone; returns a line of it."""
-    for name in (records.METRICS, records.LAYERS):
+    """Put aside what a run has written that was over and has no checkpoint; says so in a line."""
+    count = next(n for n in itertools.count(1) if not (run / f"{records.METRICS}.old{n}").exists())
+    for name in (records.LAYERS, records.DIVERGED, records.METRICS):
         if (run / name).exists():
-            (run / name).replace(run / f"{name}.old")
+            (run / name).replace(run / f"{name}.old{count}")
     return (
-        f"all epochs were done and the checkpoints are gone: it begins anew, and what it had "
-        f"written is in {records.METRICS}.old and {records.LAYERS}.old"
+        f"it was over and has no checkpoint: it begins anew, and what it had written is in "
+        f"{records.METRICS}.old{count} and beside it"
     )
 
 
@@ -192,7 +194,11 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
             )
         best_is_there = group.from_first(is_whole(config.out / BEST) if group.leads else None)
         if position.best_epoch > 0 and not best_is_there:
-            show.say(f"{BEST} is gone or damaged: the best of the epochs to come takes its place")
+            to_come = "the best of the epochs to come takes its place"
+            none = "and no epoch is left to take its place"
+            show.say(
+                f"{BEST} is gone or damaged: {to_come if position.epoch < config.epochs else none}"
+            )
             position.best_error, position.best_epoch = math.inf, -1
     guard = Guard(optimiser, group)
     objective = build_objective(config, train.cache, group.device)
@@ -210,9 +216,11 @@ def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iter
     events = None
     if group.leads:
         of_run = derived(config, model, train, val, data)
+        written = config.out / records.METRICS
+        was_over = (config.out / records.DIVERGED).exists() and written.exists()
+        if checkpoint is None and (was_over or records.last_epoch(written) >= epochs_before):
+            show.say(keep_records(config.out))  # before config.json says something else of it
         save_config(config, of_run, about(machine(group.device, autocast)))
-        if checkpoint is None and records.last_epoch(config.out / records.METRICS) >= epochs_before:
-            show.say(keep_records(config.out))
         for name in (records.METRICS, records.LAYERS):
             records.truncate(config.out / name, position.epoch)
         (config.out / records.DIVERGED).unlink(missing_ok=True)  # it is tried again
