@@ -62,6 +62,14 @@ def test_a_model_computes_and_learns_the_same() -> None:
     assert targets(fx.symbolic_trace(traced)) == targets(traced)  # what was traced once, again
 
 
+def test_a_node_knows_which_module_it_is_in() -> None:
+    """By what tracers note as they go: torchvision names its features so."""
+    for node in fx.symbolic_trace(Network()).graph.nodes:
+        if node.op == "call_module":
+            (*_, (path, _)) = node.meta["nn_module_stack"].values()
+            assert path == node.target
+
+
 @torch.no_grad()
 def test_inference_copies_are_traced_too() -> None:
     model, x = Network().eval(), torch.randn(2, 3, 8, 10)

@@ -18,6 +18,10 @@ class OneNode:
         symbol = args[0] if args else kwargs.get("input")
         if isinstance(symbol, Proxy):
             tracer: Any = symbol.tracer
-            path = tracer.path_of_module(self)
-            return tracer.create_proxy("call_module", path, args, kwargs)
+
+            def node(*args: Any, **kwargs: Any) -> Any:
+                return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+
+            # Told in the tracer's own way, since some (torchvision's) note where they are by it.
+            return tracer.call_module(self, node, args, kwargs)
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
