@@ -164,6 +164,18 @@ def test_each_run_that_is_over_is_told_of_once(tmp_path: Path) -> None:
     assert told == [first, second]
 
 
+def test_runs_that_ended_are_kept_before_others_start(tmp_path: Path) -> None:
+    kept: list[tuple[list[str], int]] = []
+    queue = Queue(
+        jobs(tmp_path),
+        tmp_path,
+        keep=lambda queue: kept.append((states(queue), len(executor.started))),
+    )
+    executor = Instant({})
+    queue.run(executor, Interrupts(), math.inf)
+    assert kept == [(["done", "done", "waiting", "waiting"], 2), (["done"] * 4, 4)]
+
+
 def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
     first, second = jobs(tmp_path, 2)
     looks = 0

@@ -55,8 +55,9 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     with started(out, "--slots", "1") as process:
         wait_for(out / "runs" / NAMES[1] / "config.json")  # so the first is done
         process.kill()
-    assert states(out) == dict.fromkeys(NAMES, "waiting")  # as it was when they began
+    assert states(out) == {NAMES[0]: "done", NAMES[1]: "waiting"}  # as when the first had ended
     assert main(["report", str(out)]) == 0
+    assert "1 of 2 runs are done" in (out / "verdicts.md").read_text()
     first = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
 
     assert reproduce(out) == 0

@@ -21,7 +21,7 @@ def queue(out: Path) -> Queue:
     made = Queue(plan(asked.claims, asked.protocol, out, None)[: len(STATES)], out)
     for entry, state in zip(made.entries.values(), STATES, strict=True):
         entry.state, entry.where, entry.progress = state, "gpu 1", Progress(7, 0.125, None)
-        entry.fault = "exit code 1: out of [memory]"
+        entry.fault = "exit code 1: out of [memory]" if state == "failed" else ""
     return made
 
 
@@ -43,6 +43,17 @@ def test_a_terminal_has_a_table_of_all_runs(tmp_path: Path) -> None:
     assert text.rindex("running, gpu 1") > text.index("failed")  # what went wrong comes first
     assert f"7/{PRESETS['quick'].epochs}" in text
     assert "12.50" in text
+
+
+def test_a_terminal_has_a_line_for_what_is_tried_once_more(tmp_path: Path) -> None:
+    file = io.StringIO()
+    show = Show(Console(file=file, force_terminal=True, width=200))
+    (entry,) = queue(tmp_path).having("waiting")
+    show.say(entry, "started on gpu 1")
+    assert file.getvalue() == ""  # the table has that
+    entry.fault = "exit code -9: killed"
+    show.say(entry, f"failed, {entry.fault}; it is tried once more")
+    assert "killed; it is tried once more" in file.getvalue()
 
 
 def test_a_log_has_a_line_for_each_change(tmp_path: Path) -> None:

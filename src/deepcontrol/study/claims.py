@@ -163,7 +163,7 @@ CLAIMS = (
     Claim(
         "fig1h",
         "At batch 8, AGC's best rate lies at 0.16 to 0.32",
-        "0.16 of 0.08 - 0.64; curves to 0.64",
+        "best at 0.16, of 0.08 to 0.64",
         (higher(agc(8, 0.08), agc(8)), higher(agc(8, 0.64), agc(8, 0.32))),
     ),
     Claim(

@@ -1,5 +1,6 @@
 """`deepcontrol reproduce`: from claims to runs, from runs to verdicts and a page."""
 
+import contextlib
 import math
 import os
 import shlex
@@ -42,7 +43,9 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         raise ValueError(f"--bench: there is no file {settings.bench}")
     show = Show(console)
     over = (lambda job: None) if settings.keep_checkpoints else drop_checkpoints
-    queue = Queue(jobs, out / LOGS, show.say, show.look, over, asked)
+    queue = Queue(
+        jobs, out / LOGS, show.say, show.look, over, lambda q: keep_record(settings, q), asked
+    )
     waiting = [entry.job.config for entry in queue.having("waiting")]
     if settings.executor == "local" and settings.minutes != 0:
         for config in {config.data: config for config in waiting}.values():
@@ -105,6 +108,13 @@ def conclude(settings: Reproduce, queue: Queue) -> list[Judged]:
     words = shlex.join(settings.command)
     record.write(settings.out, settings.protocol, words, queue, judged, grid(evidence.curves))
     return judged
+
+
+def keep_record(settings: Reproduce, queue: Queue) -> None:
+    """The verdicts as they stand, so that `report` tells the truth of a study that is under way or
+    was killed. What keeps it from being written is said where it is written at last."""
+    with contextlib.suppress(OSError):
+        conclude(settings, queue)
 
 
 def draw(study: Path) -> str:

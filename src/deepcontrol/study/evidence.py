@@ -21,6 +21,8 @@ def find_evidence(settings: Reproduce, queue: Queue) -> Evidence:
     """Of the runs in a study's folder. One whose files do not say it all any more has failed."""
     curves: dict[Arm, list[Curve]] = defaultdict(list)
     for entry in queue.entries.values():
+        if entry.state in ("running", "elsewhere"):  # its last lines may be half written
+            continue
         try:
             curve = finished_curve(entry.job)
         except ValueError as error:

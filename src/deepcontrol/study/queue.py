@@ -42,8 +42,9 @@ class Entry:
 class Queue:
     """All runs of a study.
 
-    `say` is told of every change, `look` shows how it stands, and `over` gets each run that is over
-    before another one is started. Only what is `asked` for is trained: names, or None for all.
+    `say` is told of every change and `look` shows how it stands. Before another run is started,
+    `over` gets each that is over, and `keep` the queue whenever some have ended. Only what is
+    `asked` for is trained: names, or None for all.
     """
 
     def __init__(
@@ -53,10 +54,11 @@ class Queue:
         say: Callable[[Entry, str], None] = lambda entry, what: None,
         look: Callable[["Queue"], None] = lambda queue: None,
         over: Callable[[Job], None] = lambda job: None,
+        keep: Callable[["Queue"], None] = lambda queue: None,
         asked: Collection[str] | None = None,
     ) -> None:
         self.entries = {job.name: Entry(job, "waiting", progress(job)) for job in jobs}
-        self.logs, self.say, self.look, self.over = logs, say, look, over
+        self.logs, self.say, self.look, self.over, self.keep = logs, say, look, over, keep
         for name, entry in self.entries.items():
             if not self._settle_if_over(entry) and asked is not None and name not in asked:
                 entry.state = "not asked for"
@@ -78,7 +80,9 @@ class Queue:
         for entry in self.having("done", "diverged"):
             self.over(entry.job)
         while self.having("waiting", "elsewhere", "running"):
-            self._take(executor.ended())
+            if ended := executor.ended():
+                self._take(ended)
+                self.keep(self)
             may_start = time.monotonic() < last_start
             is_idle = not may_start and not self.having("running")
             if noted.signum or time.monotonic() >= deadline or is_idle:

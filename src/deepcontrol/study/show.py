@@ -36,8 +36,8 @@ class Show:
         self._live.stop()
 
     def say(self, entry: Entry, what: str) -> None:
-        """A line that stays; in a terminal of failures alone, since the table has the rest."""
-        if self.console.is_terminal and entry.state not in ("failed", "diverged"):
+        """A line that stays; in a terminal of failures alone, first ones too: the table has the rest."""
+        if self.console.is_terminal and not (entry.fault or entry.state == "diverged"):
             return
         at = duration(time.monotonic() - self.started)
         error = "" if entry.progress.error is None else f", error {entry.progress.error:.2%}"
