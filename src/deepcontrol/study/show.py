@@ -36,7 +36,7 @@ class Show:
         self._live.stop()
 
     def say(self, entry: Entry, what: str) -> None:
-        """A line that stays; in a terminal of failures alone, first ones too: the table has the rest."""
+        """A line that stays; in a terminal of faults alone, since the table has the rest."""
         if self.console.is_terminal and not (entry.fault or entry.state == "diverged"):
             return
         at = duration(time.monotonic() - self.started)
