@@ -85,7 +85,7 @@ PRESETS: dict[Name, Preset] = {
         # Minutes are few steps, and AGC's first hundreds at the paper's rates learn little more
         # than how frequent each class is.
         rates_times=4.0,
-        # By then AGC has left its plateau at all three batches; at 9 two of them had hardly begun.
+        # At 9 some of AGC's runs had only just left the plateau that they start on.
         epochs=13,
         seeds=2,
         claims=("fig1b", "fig1a", "fig1a-alike", "fig1c", "fig1e", "single-sample"),

@@ -64,7 +64,7 @@ def write(
     judged: Sequence[Judged],
     cells: Sequence[Cell],
 ) -> None:
-    """Written whole, after every call, finished or not."""
+    """Written whole, whenever a run ends and after every call, finished or not."""
     jobs = [entry.job for entry in queue.entries.values()]
     drawn, pictured = shown_runs(jobs, protocol)
     content = {
