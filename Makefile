@@ -51,7 +51,7 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
 
 test-ray: .ray
-	PYTHONPATH=.ray $(BIN)/python -m pytest -q tests/study/test_ray.py
+	PYTHONPATH=.ray $(BIN)/python -m pytest -q tests/workbench/study/test_ray.py
 
 # Ray is an extra, and large: it comes into a folder beside the environment, which stays as it was.
 .ray: $(READY)

@@ -1,7 +1,7 @@
-"""Does colour alone give the class on `streets`? A network of single pixels against SegNet.
+"""Does color alone give the class on `streets`? A network of single pixels against SegNet.
 
 Both are trained alike (SGD, momentum 0.9, rate 0.02 x batch, class weights of mean 1) and judged on
-the same unseen scenes. The pixel network is 1x1 convolutions without normalisation: any mean over
+the same unseen scenes. The pixel network is 1x1 convolutions without normalization: any mean over
 a map would let it see more than its pixel.
 
     python benchmarks/context.py [--epochs 36] [--train 1000] [--val 200] [--size 256x512]
@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from deepcontrol import he_init_
-from deepcontrol.bench.record import write
-from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
-from deepcontrol.losses import class_weights, pixel_cross_entropy
-from deepcontrol.metrics import ConfusionMatrix
-from deepcontrol.models import SegNet
-from deepcontrol.sizes import parse_size
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
+from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
+from deepcontrol.workbench.metrics import ConfusionMatrix
+from deepcontrol.workbench.models import SegNet
+from deepcontrol.workbench.sizes import parse_size
 
 
 def pixel_network(classes: int) -> nn.Module:
@@ -45,16 +45,16 @@ def evaluate(model: nn.Module, batches: Batches, classes: int) -> ConfusionMatri
 
 def train(model: nn.Module, training: Batches, weights: torch.Tensor, epochs: int) -> None:
     device = training.device.type
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.02 * training.batch_size, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02 * training.batch_size, momentum=0.9)
     for epoch in range(epochs):
         start, total = time.perf_counter(), torch.zeros((), device=device)
         for batch in training.epoch(epoch):
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 logits = model(batch.images)
             loss = pixel_cross_entropy(logits, batch.labels, weights)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             total += loss.detach()
         seconds = time.perf_counter() - start
         print(f"  epoch {epoch + 1}: loss {total.item() / len(training):.3f}, {seconds:.1f} s")

@@ -1,4 +1,4 @@
-"""Networks that learnt from crops look at whole images: does it matter that AGC's means differ?
+"""Networks that learned from crops look at whole images: does it matter that AGC's means differ?
 
     python benchmarks/crops.py RUN... --data-root CAMVID --out benchmarks/results/crops.csv
 
@@ -7,7 +7,7 @@ windows of the size that it was trained on, of which each gives the labels of th
 its middle. BatchNorm has the same statistics either way, and loses what lies outside of a
 window; AGC loses that too, and gets means as in training. What AGC gains on BatchNorm by windows is
 what the change of its means costs. The images that it was trained on, in the same way, tell how
-much of an error is one of generalisation. In fp32, whatever training computed in; rows are added
+much of an error is one of generalization. In fp32, whatever training computed in; rows are added
 to --out.
 """
 
@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import write
-from deepcontrol.data import Batches, open_source, prepare
-from deepcontrol.metrics import ConfusionMatrix
-from deepcontrol.predict.network import load_network
-from deepcontrol.train.config import load_config
-from deepcontrol.train.evaluate import evaluating, predict
-from deepcontrol.train.records import METRICS, read
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.data import Batches, open_source, prepare
+from deepcontrol.workbench.metrics import ConfusionMatrix
+from deepcontrol.workbench.predict.network import load_network
+from deepcontrol.workbench.runfolder import METRICS, read_records
+from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.evaluate import evaluating, predict
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def measure(
         "batch": config.batch_size,
         "init": config.init,
         "seed": config.seed,
-        "epochs": read(run / METRICS)[-1]["epoch"],
+        "epochs": read_records(run / METRICS)[-1]["epoch"],
         "error_whole": f"{whole.pixel_error:.4f}",
         "error_by_windows": f"{by_windows.pixel_error:.4f}",
     }

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from deepcontrol.bench.record import write
-from deepcontrol.sizes import parse_size
-from deepcontrol.train.config import Train
-from deepcontrol.train.devices import choose_device, set_up
-from deepcontrol.train.distributed import Group
-from deepcontrol.train.evaluate import evaluate
-from deepcontrol.train.interrupts import Interrupts
-from deepcontrol.train.loop import save, train_rest_of_epoch
-from deepcontrol.train.progress import Show
-from deepcontrol.train.run import Run, open_run
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.sizes import parse_size
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.devices import choose_device, set_up
+from deepcontrol.workbench.train.distributed import Group
+from deepcontrol.workbench.train.evaluate import evaluate
+from deepcontrol.workbench.train.interrupts import Interrupts
+from deepcontrol.workbench.train.loop import save, train_rest_of_epoch
+from deepcontrol.workbench.train.progress import Show
+from deepcontrol.workbench.train.run import Run, open_run
 
 VALIDATED = 64  # images: enough to time the evaluation
 RATE = 1e-4  # many epochs over few images: the network should stay sane
@@ -38,14 +38,14 @@ RATE = 1e-4  # many epochs over few images: the network should stay sane
 
 def seconds(act: Callable[[], object]) -> float:
     """Of the call and all that it has left the device to do."""
-    synchronise()
+    synchronize()
     start = time.perf_counter()
     act()
-    synchronise()
+    synchronize()
     return time.perf_counter() - start
 
 
-def synchronise() -> None:
+def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

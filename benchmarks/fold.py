@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from deepcontrol import calibrate, fold
-from deepcontrol.bench.record import write
-from deepcontrol.hardware import hardware
-from deepcontrol.models import SegNet
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.hardware import hardware
+from deepcontrol.workbench.models import SegNet
 
 PEER = "BatchNorm, folded"
 

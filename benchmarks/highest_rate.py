@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from deepcontrol.bench.record import about, has_row
-from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
-from deepcontrol.models import Norm
-from deepcontrol.optim import sgd
-from deepcontrol.sizes import parse_size
-from deepcontrol.train import TrainingStep
-from deepcontrol.train.build import build_model, build_objective, fit_to_images_
-from deepcontrol.train.config import Train
-from deepcontrol.train.evaluate import evaluate
-from deepcontrol.train.faults import NotFiniteError
+from deepcontrol.step import TrainingStep
+from deepcontrol.workbench.bench.record import about, has_row
+from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
+from deepcontrol.workbench.models import Norm
+from deepcontrol.workbench.optim import sgd
+from deepcontrol.workbench.sizes import parse_size
+from deepcontrol.workbench.train.build import build_model, build_objective, fit_to_images_
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.evaluate import evaluate
+from deepcontrol.workbench.train.faults import NotFiniteError
 
 BATCH = 8
 SLOWER = 1 / 8
@@ -130,8 +130,8 @@ def training(
     slower = [p for name, p in model.named_parameters() if treatment.slower(name, p)]
     others = [p for name, p in model.named_parameters() if not treatment.slower(name, p)]
     groups = [{"params": slower, "lr": SLOWER * rate}, {"params": others, "lr": rate}]
-    optimiser = sgd([g for g in groups if g["params"]], rate, treatment.momentum)
-    full = [group["lr"] for group in optimiser.param_groups]
+    optimizer = sgd([g for g in groups if g["params"]], rate, treatment.momentum)
+    full = [group["lr"] for group in optimizer.param_groups]
     norm = torch.zeros((), device=device)  # a graph writes each step's into this place
 
     def look(loss: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def training(
     step = TrainingStep(
         model,
         build_objective(config, train, device).loss,
-        optimiser,
+        optimizer,
         autocast=torch.bfloat16 if flags.precision == "bf16" else None,
         before_update=look,
     )
@@ -157,7 +157,7 @@ def training(
     lengths: list[float] = []
     for epoch in range(1, flags.epochs + 1):
         share = min(1.0, epoch / WARM_UP) if treatment.warm_up else 1.0
-        for group, lr in zip(optimiser.param_groups, full, strict=True):
+        for group, lr in zip(optimizer.param_groups, full, strict=True):
             group["lr"] = share * lr
         norms: list[Tensor] = []
         of_epoch: list[Tensor] = []

@@ -18,16 +18,16 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import write
-from deepcontrol.data import Augment, Batch, Batches, open_source, prepare
-from deepcontrol.data.streets import render
-from deepcontrol.losses import pixel_cross_entropy
-from deepcontrol.models import SegNet
-from deepcontrol.sizes import parse_size
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.data import Augment, Batch, Batches, open_source, prepare
+from deepcontrol.workbench.losses import pixel_cross_entropy
+from deepcontrol.workbench.models import SegNet
+from deepcontrol.workbench.sizes import parse_size
+from streets import render
 
 AUGMENTATIONS = {
     "flip and crop": Augment(),
-    "flip, crop, scale and colour": Augment(scale=(0.7, 1.4), colour=0.3),
+    "flip, crop, scale and color": Augment(scale=(0.7, 1.4), color=0.3),
 }
 
 
@@ -36,14 +36,14 @@ class Trainer:
         self.device = device
         self.model = SegNet(19, width).to(device)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimiser = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
 
     def step(self, batch: Batch) -> None:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
             logits = self.model(batch.images)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         pixel_cross_entropy(logits, batch.labels).backward()
-        self.optimiser.step()
+        self.optimizer.step()
 
     def wait(self) -> None:
         if self.device == "cuda":

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from deepcontrol.bench.record import Row, has_row, read_rows, write
-from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.nn import AGCConv2d
-from deepcontrol.optim import sgd
-from deepcontrol.sizes import parse_size
-from deepcontrol.study.measures import (
+from deepcontrol.step import TrainingStep
+from deepcontrol.workbench.bench.record import Row, has_row, read_rows, write
+from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
+from deepcontrol.workbench.optim import sgd
+from deepcontrol.workbench.sizes import parse_size
+from deepcontrol.workbench.study.measures import (
     LAMBDA_DEEPEST,
     LAMBDA_HIGHEST,
     LAMBDA_LAST,
@@ -31,11 +32,10 @@ from deepcontrol.study.measures import (
     Curve,
     Filters,
 )
-from deepcontrol.train import TrainingStep
-from deepcontrol.train.build import build_model, build_objective
-from deepcontrol.train.config import Train
-from deepcontrol.train.evaluate import evaluate
-from deepcontrol.train.watch import statistics
+from deepcontrol.workbench.train.build import build_model, build_objective
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.evaluate import evaluate
+from deepcontrol.workbench.train.watch import statistics
 
 
 def main() -> None:

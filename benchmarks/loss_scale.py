@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deepcontrol.bench.record import write_rows
-from deepcontrol.data import open_source, prepare
-from deepcontrol.losses import class_weights
-from deepcontrol.sizes import parse_size
+from deepcontrol.workbench.bench.record import write_rows
+from deepcontrol.workbench.data import open_source, prepare
+from deepcontrol.workbench.losses import class_weights
+from deepcontrol.workbench.sizes import parse_size
 
-# Per cent of the labelled pixels of the 2975 training images, in the order of the class ids: road,
+# Per cent of the labeled pixels of the 2975 training images, in the order of the class ids: road,
 # sidewalk, building, wall, fence, pole, traffic light, traffic sign, vegetation, terrain, sky,
 # person, rider, car, truck, bus, train, motorcycle, bicycle.
 CITYSCAPES = (
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def scale_of(counts: Tensor) -> float:
-    """The mean over labelled pixels of the weight of their class."""
+    """The mean over labeled pixels of the weight of their class."""
     shares = counts.double() / counts.sum()
     return (shares * class_weights(counts).double()).sum().item()
 

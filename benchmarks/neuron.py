@@ -1,6 +1,6 @@
 """One training step of one neuron with AGC (automatic gain control) beside its peers, to a CSV.
 
-A 3x3 convolution of 64 to 64 channels at 256x512 with its normalisation and ReLU, forward and
+A 3x3 convolution of 64 to 64 channels at 256x512 with its normalization and ReLU, forward and
 backward. All contenders take turns in one run, so that whatever else the machine does hits all of
 them. On a GPU: batch 8, bf16, channels_last; on a CPU: batch 1, fp32.
 
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
-from deepcontrol.bench.record import write
-from deepcontrol.hardware import hardware
 from deepcontrol.nn import saved_bytes
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.hardware import hardware
 
 CHANNELS, HEIGHT, WIDTH = 64, 256, 512
 
@@ -31,7 +31,7 @@ def convolution_then(*layers: nn.Module) -> nn.Module:
 
 
 CONTENDERS: dict[str, Callable[[], nn.Module]] = {
-    "no normalisation": convolution_then,
+    "no normalization": convolution_then,
     "AGC neuron": lambda: AGCConv2d(CHANNELS, CHANNELS, 3, padding=1),
     "AGC layer": lambda: convolution_then(AGC2d(CHANNELS)),
     "BatchNorm": lambda: convolution_then(nn.BatchNorm2d(CHANNELS)),

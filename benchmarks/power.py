@@ -11,10 +11,10 @@ import argparse
 import random
 from pathlib import Path
 
-from deepcontrol.bench.record import write
-from deepcontrol.study.claims import CLAIMS, Claim, judge
-from deepcontrol.study.measures import Curve
-from deepcontrol.study.rules import Evidence
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.study.claims import CLAIMS, Claim, judge
+from deepcontrol.workbench.study.measures import Curve
+from deepcontrol.workbench.study.rules import Evidence
 
 DEVIATIONS = [
     (0.1, 0.2),

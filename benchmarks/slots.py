@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from deepcontrol.bench.record import write
-from deepcontrol.losses import pixel_cross_entropy
-from deepcontrol.models import SegNet
-from deepcontrol.train import TrainingStep
+from deepcontrol.step import TrainingStep
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.losses import pixel_cross_entropy
+from deepcontrol.workbench.models import SegNet
 
 CLASSES = 11
 
@@ -30,11 +30,11 @@ def train(batch: int, args: argparse.Namespace, ready: Any, results: Any) -> Non
     torch.backends.cudnn.benchmark = True
     layout = torch.channels_last if gpu else torch.contiguous_format
     model = SegNet(CLASSES, args.width).to(args.device).to(memory_format=layout)  # type: ignore[call-overload]
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     images = torch.randn(batch, 3, *args.size, device=args.device).to(memory_format=layout)
     labels = torch.randint(0, CLASSES, (batch, *args.size), device=args.device)
     autocast = torch.bfloat16 if gpu else None
-    step = TrainingStep(model, pixel_cross_entropy, optimiser, "graph", autocast)
+    step = TrainingStep(model, pixel_cross_entropy, optimizer, "graph", autocast)
     for _ in range(5):
         step(images, labels)
     ready.wait()

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d, he_init_, identity_init_
-from deepcontrol.bench.record import write_rows
-from deepcontrol.data import Augment, Batches, Cache, open_source, prepare
-from deepcontrol.losses import class_weights, pixel_cross_entropy
-from deepcontrol.metrics import ConfusionMatrix
-from deepcontrol.models import SegNet
 from deepcontrol.nn.unit_init import scale_to_unit_
+from deepcontrol.workbench.bench.record import write_rows
+from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
+from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
+from deepcontrol.workbench.metrics import ConfusionMatrix
+from deepcontrol.workbench.models import SegNet
 
 SIZE, WIDTH = (48, 96), 0.25
 STARTS = ("bn", "he", "identity", "he x 1.21", "unit, classifier as He's", "unit")
@@ -71,10 +71,10 @@ def main() -> None:
                     "logits_deviation": f"{logits.std().item():.2e}",
                     "first_gradient": f"{(filters.grad.norm() / filters.norm()).item():.2e}",
                 }
-                optimiser = torch.optim.SGD(model.parameters(), 0.02 * batch_size, momentum=0.9)
+                optimizer = torch.optim.SGD(model.parameters(), 0.02 * batch_size, momentum=0.9)
                 batches = Batches(caches[0], batch_size, augment=Augment(), seed=seed)
                 for epoch in range(flags.epochs):
-                    loss, error = one_epoch(model, optimiser, batches, epoch, weights, caches[1])
+                    loss, error = one_epoch(model, optimizer, batches, epoch, weights, caches[1])
                     rows.append(
                         {
                             **row,
@@ -89,7 +89,7 @@ def main() -> None:
 
 def one_epoch(
     model: nn.Module,
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     batches: Batches,
     epoch: int,
     weights: Tensor,
@@ -99,10 +99,10 @@ def one_epoch(
     losses = []
     model.train()
     for batch in batches.epoch(epoch):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = pixel_cross_entropy(model(batch.images), batch.labels, weights)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     model.eval()
     matrix = ConfusionMatrix(19)

@@ -1,4 +1,4 @@
-"""A network learnt from crops, and is to be used on whole images: do a few more epochs help?
+"""A network learned from crops, and is to be used on whole images: do a few more epochs help?
 
     python benchmarks/teach_on.py RUN --data-root CAMVID --out benchmarks/results/teach-on.csv
 
@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import write
-from deepcontrol.data import Augment, Batch, Batches, Cache, prepare
-from deepcontrol.optim import sgd
-from deepcontrol.predict.network import load_network
-from deepcontrol.train import TrainingStep
-from deepcontrol.train.build import build_objective, open_sources
-from deepcontrol.train.config import Train, load_config
-from deepcontrol.train.evaluate import evaluate
-from deepcontrol.train.records import METRICS, read
+from deepcontrol.step import TrainingStep
+from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.data import Augment, Batch, Batches, Cache, prepare
+from deepcontrol.workbench.optim import sgd
+from deepcontrol.workbench.predict.network import load_network
+from deepcontrol.workbench.runfolder import METRICS, read_records
+from deepcontrol.workbench.train.build import build_objective, open_sources
+from deepcontrol.workbench.train.config import Train, load_config
+from deepcontrol.workbench.train.evaluate import evaluate
 
 WAYS = ("not at all", "crops", "whole images", "both in turn")
 
@@ -58,7 +58,7 @@ def main() -> None:
                 "batch": config.batch_size,
                 "rate": config.rate,
                 "seed": config.seed,
-                "epochs": read(flags.run / METRICS)[-1]["epoch"],
+                "epochs": read_records(flags.run / METRICS)[-1]["epoch"],
                 "taught_on": way,
                 "epochs_more": epochs,
                 "error_whole": f"{errors[0]:.4f}",
@@ -77,10 +77,10 @@ def taught_on(
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     autocast = torch.bfloat16 if device.type == "cuda" else None
-    optimiser = sgd([{"params": list(model.parameters())}], config.rate, config.momentum)
+    optimizer = sgd([{"params": list(model.parameters())}], config.rate, config.momentum)
     # Not from a graph, which would have one size of images.
     objective = build_objective(config, train, device)
-    step = TrainingStep(model, objective.loss, optimiser, "eager", autocast)
+    step = TrainingStep(model, objective.loss, optimizer, "eager", autocast)
     for epoch in range(epochs):
         model.train()
         for batch in seen(config, way, epoch, train, device):

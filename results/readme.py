@@ -6,8 +6,8 @@ python results/readme.py          (`make readme`; the tests say if it was forgot
 from collections.abc import Callable
 from pathlib import Path
 
-from deepcontrol.report.study import Study, Value, read_study
-from deepcontrol.report.study_page import (
+from deepcontrol.workbench.report.study import Study, Value, read_study
+from deepcontrol.workbench.report.study_page import (
     count_verdicts,
     finished_words,
     protocol_words,

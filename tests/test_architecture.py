@@ -1,93 +1,166 @@
 """Imports point one way, and the library needs torch and nothing else."""
 
 import ast
+import graphlib
 import importlib.metadata
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import deepcontrol
 
+KERNELS = "deepcontrol.ops.kernels"
 PACKAGE = Path(deepcontrol.__file__).parent
+SOURCE = PACKAGE.parent
 STANDARD = sys.stdlib_module_names
 
-# What each part of the package may import from the others; itself always.
-ALLOWED: dict[str, set[str]] = {
-    "ops": set(),
-    "nn": {"ops"},
-    "convert": {"ops", "nn"},
-    "__init__": {"ops", "nn", "convert"},
-    "models": {"ops", "nn"},
-    "data": set(),
-    "losses": {"data"},
-    "metrics": {"data"},
-    "optim": set(),
-    "sizes": set(),
-    "hardware": set(),
-    "train": {
-        "data",
-        "hardware",
-        "losses",
-        "metrics",
-        "models",
-        "nn",
-        "ops",
-        "optim",
-        "sizes",
-        "__version__",
-    },
-    "doctor": {"ops", "nn", "__version__"},
-    "bench": {"hardware", "losses", "models", "nn", "ops", "train"},
-    "predict": {"data", "nn", "sizes", "train"},
-    "report": set(),
-    "export": {"convert", "data", "metrics", "models", "predict", "sizes", "train", "__version__"},
-    "study": {"bench", "models", "optim", "report", "train"},
-    "cli": {"bench", "data", "doctor", "export", "predict", "report", "sizes", "study", "train"},
-    "__main__": {"cli"},
+# The packages that each package may import from. A package may always import its own modules,
+# and no chain of imports may come back to the module that it started from.
+LIBRARY: dict[str, set[str]] = {
+    "deepcontrol.ops": set(),
+    "deepcontrol.nn": {"deepcontrol.ops"},
+    "deepcontrol.convert": {"deepcontrol.ops", "deepcontrol.nn"},
+    "deepcontrol.step": set(),
+    "deepcontrol": {"deepcontrol.ops", "deepcontrol.nn", "deepcontrol.convert", "deepcontrol.step"},
 }
-LIBRARY = {"ops", "nn", "convert", "__init__"}
+W = "deepcontrol.workbench"
+ALLOWED: dict[str, set[str]] = LIBRARY | {
+    "streets": set(),
+    "deepcontrol.__main__": {f"{W}.cli"},
+    W: set(),
+    f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn"},
+    f"{W}.data": {"streets"},
+    f"{W}.losses": {f"{W}.data"},
+    f"{W}.metrics": {f"{W}.data"},
+    f"{W}.runfolder": set(),
+    f"{W}.optim": set(),
+    f"{W}.sizes": set(),
+    f"{W}.hardware": set(),
+    f"{W}.train": {
+        "deepcontrol",
+        "deepcontrol.nn",
+        "deepcontrol.ops",
+        "deepcontrol.step",
+        f"{W}.data",
+        f"{W}.hardware",
+        f"{W}.losses",
+        f"{W}.metrics",
+        f"{W}.models",
+        f"{W}.optim",
+        f"{W}.runfolder",
+        f"{W}.sizes",
+    },
+    f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
+    f"{W}.bench": {
+        "deepcontrol.nn",
+        "deepcontrol.ops",
+        "deepcontrol.step",
+        f"{W}.hardware",
+        f"{W}.losses",
+        f"{W}.models",
+    },
+    f"{W}.predict": {"deepcontrol.nn", f"{W}.data", f"{W}.sizes", f"{W}.train"},
+    f"{W}.report": {f"{W}.runfolder"},
+    f"{W}.export": {
+        "deepcontrol",
+        "deepcontrol.convert",
+        f"{W}.data",
+        f"{W}.metrics",
+        f"{W}.models",
+        f"{W}.predict",
+        f"{W}.runfolder",
+        f"{W}.sizes",
+        f"{W}.train",
+    },
+    f"{W}.study": {
+        "deepcontrol.step",
+        f"{W}.bench",
+        f"{W}.models",
+        f"{W}.optim",
+        f"{W}.report",
+        f"{W}.runfolder",
+        f"{W}.train",
+    },
+    f"{W}.cli": {
+        f"{W}.bench",
+        f"{W}.data",
+        f"{W}.doctor",
+        f"{W}.export",
+        f"{W}.predict",
+        f"{W}.report",
+        f"{W}.sizes",
+        f"{W}.study",
+        f"{W}.train",
+    },
+}
+FILES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for top in ("deepcontrol", "streets")
+    for path in sorted((SOURCE / top).rglob("*.py"))
+}
 
 
-def part_of(path: Path) -> str:
-    relative = path.relative_to(PACKAGE)
-    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+def package_of(module: str) -> str:
+    """The most specific entry of ALLOWED that a module belongs to."""
+    while module not in ALLOWED:
+        module = module.rpartition(".")[0]
+    return module
 
 
-def imports(path: Path) -> set[str]:
-    """Absolute names of everything that a file imports, at any depth of its code."""
-    package = ("deepcontrol", *path.relative_to(PACKAGE).parts[:-1])
+def imports(module: str, at_import: bool = False) -> set[str]:
+    """Absolute names of the modules that a module imports.
+
+    With at_import, imports inside functions, which run later, are left out.
+    """
+    path = FILES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(path.read_text())
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _import_statements(tree, at_import):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join((*base, *([node.module] if node.module else [])))
-            found |= {f"{module}.{alias.name}" for alias in node.names} | {module}
+        else:
+            parts = package.split(".")
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                name = f"{origin}.{alias.name}"
+                found.add(name if name in FILES else origin)
     return found
 
 
-FILES = sorted(PACKAGE.rglob("*.py"))
+def _import_statements(tree: ast.AST, at_import: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node
+        elif not (at_import and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            yield from _import_statements(node, at_import)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_directions(path: Path) -> None:
-    part = part_of(path)
-    assert part in ALLOWED, f"say in ALLOWED what {part} may import"
-    for name in imports(path):
-        top, *rest = name.split(".")
-        if top == "deepcontrol" and rest:
-            assert rest[0] in ALLOWED[part] | {part}, f"{path.name} imports {name}"
-        elif part in LIBRARY:
-            # The kernels alone may need Triton; no one imports them before a tensor needs one.
-            triton = {"triton"} if path.parent.name == "kernels" else set()
-            assert top in STANDARD | {"torch", "deepcontrol"} | triton, (
-                f"{path.name} imports {name}"
-            )
+@pytest.mark.parametrize("module", FILES)
+def test_directions(module: str) -> None:
+    package = package_of(module)
+    for name in imports(module):
+        top = name.split(".")[0]
+        if top in ("deepcontrol", "streets"):
+            assert package_of(name) in ALLOWED[package] | {package}, f"{module} imports {name}"
+        elif package in LIBRARY:
+            # Only the kernels may need Triton, and they are imported when a tensor needs one.
+            triton = {"triton"} if module.startswith(KERNELS) else set()
+            assert top in STANDARD | {"torch"} | triton, f"{module} imports {name}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {module: imports(module, at_import=True) & set(FILES) for module in FILES}
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as cycle:
+        pytest.fail("import cycle: " + " -> ".join(cycle.args[1]))
 
 
 def test_training_needs_nothing_to_draw_with() -> None:
@@ -97,7 +170,7 @@ def test_training_needs_nothing_to_draw_with() -> None:
 import sys
 for name in {absent}:
     sys.modules[name] = None
-import deepcontrol.cli, deepcontrol.study.worker
+import deepcontrol.workbench.cli, deepcontrol.workbench.study.worker
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 

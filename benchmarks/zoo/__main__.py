@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.bench.record import about, read_rows, write_rows
+from deepcontrol.workbench.bench.record import about, read_rows, write_rows
 from tests.zoo.conftest import declare_torchvision_operators
 
 from .measure import measure

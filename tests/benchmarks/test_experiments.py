@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepcontrol.bench.record import Row, read_rows
-from deepcontrol.cli import main
-from deepcontrol.data import open_source, prepare
-from deepcontrol.losses import class_weights, pixel_cross_entropy
-from deepcontrol.train import TrainingStep
-from deepcontrol.train.records import METRICS, read
+from deepcontrol.step import TrainingStep
+from deepcontrol.workbench.bench.record import Row, read_rows
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.data import open_source, prepare
+from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
+from deepcontrol.workbench.runfolder import METRICS, read_records
 from tests.noise import make_camvid
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
@@ -68,7 +68,7 @@ def test_crops_sees_windows_as_training_did(camvid: Path, monkeypatch: pytest.Mo
         ("segnet", norm, split) for norm in ("agc", "bn") for split in ("val", "train")
     ]
     for run, row in zip(runs, rows[::2], strict=True):
-        assert row["error_by_windows"] == f"{read(run / METRICS)[-1]['val_error']:.4f}"
+        assert row["error_by_windows"] == f"{read_records(run / METRICS)[-1]['val_error']:.4f}"
     assert rows[0]["error_whole"] != rows[0]["error_by_windows"]  # of AGC, whose means differ
     assert rows[0]["error_by_windows"] != rows[1]["error_by_windows"]  # of other images
 
@@ -88,7 +88,7 @@ def test_teach_on_shows_what_it_says(camvid: Path, monkeypatch: pytest.MonkeyPat
 
     def watched(self: TrainingStep, *batch: Tensor) -> Tensor:
         shapes.append(tuple(batch[0].shape[2:]))
-        rates.update(group["lr"] for group in self.optimiser.param_groups)
+        rates.update(group["lr"] for group in self.optimizer.param_groups)
         return call(self, *batch)
 
     monkeypatch.setattr(TrainingStep, "__call__", watched)

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepcontrol import AGC2d, AGCConv2d, AGCLinear, calibrate, fold, to_agc
 from deepcontrol.convert.folded import FoldedConv2d, FoldedConvPool2d, _FoldedConv
-from deepcontrol.models import SegNet
 from deepcontrol.nn import AGCConvPool2d
+from deepcontrol.workbench.models import SegNet
 from tests.convert.networks import INPUTS, Residual, UNet, row, trained
 
 
@@ -21,8 +21,8 @@ def controlled(model: nn.Module) -> nn.Module:
     """An AGC model as if trained: every gain, bias and lambda its own."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            centre = 0.0 if name.endswith("bias") else 0.8
-            nn.init.normal_(parameter, centre, 0.2)
+            center = 0.0 if name.endswith("bias") else 0.8
+            nn.init.normal_(parameter, center, 0.2)
     return model.eval()
 
 

@@ -35,7 +35,7 @@ class FrozenBatchNorm2d(nn.Module):
         (
             nn.Sequential(nn.LazyConv2d(8, 3), nn.BatchNorm2d(8)),
             "bn",
-            r"'0' \(LazyConv2d\) is not initialised yet: run the model once",
+            r"'0' \(LazyConv2d\) is not initialized yet: run the model once",
         ),
         (row(3, 8), "zero", "unknown init 'zero': choose one of paper, bn"),
     ],

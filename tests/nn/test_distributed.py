@@ -33,11 +33,11 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, x: Tensor, target: Tensor, steps: int = 3) -> None:
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.mse_loss(model(x), target).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def ddp(model: nn.Module) -> tuple[nn.Module, Callable[[], dict[str, Tensor]]]:

@@ -47,13 +47,13 @@ def test_five_neurons_keep_their_inputs_and_means(dtype: torch.dtype) -> None:
     ours = saved_bytes(chain(neuron).to(dtype), x)
     beside = {
         name: saved_bytes(chain(block).to(dtype), x)
-        for name, block in {"BatchNorm": batchnorm, "no normalisation": no_norm}.items()
+        for name, block in {"BatchNorm": batchnorm, "no normalization": no_norm}.items()
     }
     assert ours == expected, (
         f"five AGC neurons keep {ours} bytes, expected {expected}; "
-        f"BatchNorm keeps {beside['BatchNorm']}, no normalisation {beside['no normalisation']}"
+        f"BatchNorm keeps {beside['BatchNorm']}, no normalization {beside['no normalization']}"
     )
-    assert ours == beside["no normalisation"] + sum(means)
+    assert ours == beside["no normalization"] + sum(means)
     assert ours < 0.6 * beside["BatchNorm"]
 
 

@@ -27,6 +27,6 @@ def test_each_layer_has_its_own_activation() -> None:
     assert make(8)[1] is not make(8)[1]
 
 
-def test_a_misspelt_argument_is_refused() -> None:
+def test_a_misspelled_argument_is_refused() -> None:
     with pytest.raises(TypeError, match="apply_activation"):
         norm_act()(8, apply_activation=False)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d, he_init_, unit_init_
-from deepcontrol.models import ClassNet, SegNet
 from deepcontrol.nn.unit_init import OUTPUTS
+from deepcontrol.workbench.models import ClassNet, SegNet
 
 DEPTH = 26  # SegNet's
 
@@ -24,8 +24,8 @@ def activated(model: nn.Module, x: Tensor) -> list[float]:
 
     def look(layer: AGCConv2d, inputs: tuple[Tensor], _: object) -> None:
         z = layer._convolved(inputs[0])
-        centred = z - layer.mean_scale[:, None, None] * z.mean((2, 3), keepdim=True)
-        found.append(centred.std().item())
+        centered = z - layer.mean_scale[:, None, None] * z.mean((2, 3), keepdim=True)
+        found.append(centered.std().item())
 
     hooks = [m.register_forward_hook(look) for m in model.modules() if isinstance(m, AGCConv2d)]
     with torch.no_grad():

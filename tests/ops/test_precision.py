@@ -89,12 +89,12 @@ def summed_terms(inputs: list[Tensor], g: Tensor) -> list[Tensor]:
     dims = tuple(range(2, z.dim()))
     m, gbar = (over_map(a.mean(dims), z) for a in (z, g))
     gamma_, lam_ = over_map(gamma, z), over_map(lam, z)
-    centred = z + lam_ * m
+    centered = z + lam_ * m
     across = (0, *dims)
     return [
-        gamma_ * centred + over_map(beta, z),
+        gamma_ * centered + over_map(beta, z),
         gamma_ * (g + lam_ * gbar),
-        (g * centred).sum(across),
+        (g * centered).sum(across),
         g.sum(across),
         gamma * (m * g).sum(across),
     ]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d
-from deepcontrol.models import SegNet
 from deepcontrol.nn import AGCConvPool2d, unit_init_
 from deepcontrol.ops import max_unpool2x2, window_mean
 from deepcontrol.ops.window_mean import Origin
+from deepcontrol.workbench.models import SegNet
 
 pytest.importorskip("triton")
 

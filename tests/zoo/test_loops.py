@@ -25,11 +25,11 @@ def network() -> nn.Module:
     return to_agc(he_init_(resnet18(num_classes=2)))
 
 
-def optimiser_of(model: nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(param_groups(model, weight_decay=1e-4), lr=0.002, momentum=0.9)
 
 
-def learnt(losses: list[float]) -> bool:
+def learned(losses: list[float]) -> bool:
     """Whether both images' losses have fallen, by half at least."""
     return len(losses) == STEPS and sum(losses[-2:]) < 0.5 * sum(losses[:2])
 
@@ -48,7 +48,7 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return optimiser_of(self.model)
+        return optimizer_of(self.model)
 
 
 def test_lightning(data: list[tuple[Tensor, int]]) -> None:
@@ -62,23 +62,23 @@ def test_lightning(data: list[tuple[Tensor, int]]) -> None:
         enable_model_summary=False,
     )
     trainer.fit(classifier, torch.utils.data.DataLoader(data, batch_size=1))
-    assert learnt(classifier.losses)
+    assert learned(classifier.losses)
 
 
 def test_accelerate(data: list[tuple[Tensor, int]]) -> None:
     accelerator = Accelerator(cpu=True)
     model = network()
-    model, optimiser, loader = accelerator.prepare(
-        model, optimiser_of(model), torch.utils.data.DataLoader(data, batch_size=1)
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer_of(model), torch.utils.data.DataLoader(data, batch_size=1)
     )
     losses = []
     for images, labels in loader:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)
         accelerator.backward(loss)
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
-    assert learnt(losses)
+    assert learned(losses)
 
 
 def test_accelerate_accumulates_the_gradient_of_the_whole_batch() -> None:

@@ -25,7 +25,7 @@ def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
                 )
         elif any(is_lazy(a) for a in (*module._parameters.values(), *module._buffers.values())):
             raise ValueError(
-                f"{place} ({type(module).__name__}) is not initialised yet: "
+                f"{place} ({type(module).__name__}) is not initialized yet: "
                 "run the model once on an input, then convert it"
             )
         elif isinstance(module, _BatchNorm):
@@ -63,10 +63,10 @@ def check_can_start(name: str, norm: _BatchNorm, init: str) -> None:
 
 
 def layers_inside(norm: _BatchNorm) -> list[nn.Module] | None:
-    """The layers that a subclass of BatchNorm applies after normalising; None if it does more.
+    """The layers that a subclass of BatchNorm applies after normalizing; None if it does more.
 
     Libraries have BatchNorms with an activation or a dropout inside (timm's BatchNormAct2d).
-    A forward of its own is believed to be "normalise, then my children in their order" if that is
+    A forward of its own is believed to be "normalize, then my children in their order" if that is
     what it does to an example in eval mode.
     """
     if type(norm).forward in _PLAIN_FORWARDS and "forward" not in vars(norm):

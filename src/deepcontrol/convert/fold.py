@@ -72,8 +72,8 @@ def _merged(model: nn.Module) -> dict[nn.Module, nn.Module]:
 
 
 def _linear(layer: AGCLinear) -> nn.Module:
-    """AGC over features is linear in x: a linear layer with centred filters, and its activation."""
+    """AGC over features is linear in x: a linear layer with centered filters, then activation."""
     linear = nn.Linear(layer.in_features, layer.out_features, device="meta")
-    linear.weight, linear.bias = constant(layer._centred_weight()), constant(layer.bias)
+    linear.weight, linear.bias = constant(layer._centered_weight()), constant(layer.bias)
     layers = [linear, *activation_layers(layer.activation)]
     return nn.Sequential(*layers) if len(layers) > 1 else linear

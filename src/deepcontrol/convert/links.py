@@ -34,25 +34,25 @@ _FUNCTIONAL_AVERAGES = tuple(getattr(nn.functional, f"adaptive_avg_pool{d}d") fo
 
 
 class Other(Enum):
-    """A neighbour that is not a module."""
+    """A neighbor that is not a module."""
 
     UNSEEN = "a function, an input or output, or code that was not followed"
     GLOBAL_MEAN = "the mean of each map"
 
 
-Neighbour = nn.Module | Other
+Neighbor = nn.Module | Other
 
 
 @dataclass
 class Links:
     """For each module, over all its calls: whose output it takes, and who takes its output."""
 
-    before: dict[nn.Module, set[Neighbour]] = field(default_factory=lambda: defaultdict(set))
-    after: dict[nn.Module, set[Neighbour]] = field(default_factory=lambda: defaultdict(set))
+    before: dict[nn.Module, set[Neighbor]] = field(default_factory=lambda: defaultdict(set))
+    after: dict[nn.Module, set[Neighbor]] = field(default_factory=lambda: defaultdict(set))
     followed_in: dict[nn.Module, nn.Module] = field(default_factory=dict)  # whose code said so
     doubted: set[nn.Module] = field(default_factory=set)
 
-    def connect(self, giver: Neighbour, taker: Neighbour) -> None:
+    def connect(self, giver: Neighbor, taker: Neighbor) -> None:
         if isinstance(giver, nn.Module):
             self.after[giver].add(taker)
         if isinstance(taker, nn.Module):
@@ -185,18 +185,18 @@ def _traced(root: nn.Module) -> Links:
             for source in node.all_input_nodes:
                 while _is_identity(source, root):
                     source = source.all_input_nodes[0]
-                links.connect(_neighbour(source, root), _neighbour(node, root))
+                links.connect(_neighbor(source, root), _neighbor(node, root))
     return links
 
 
-def _neighbour(node: fx.Node, root: nn.Module) -> Neighbour:
+def _neighbor(node: fx.Node, root: nn.Module) -> Neighbor:
     if node.op == "call_module":
         return root.get_submodule(str(node.target))
     return Other.GLOBAL_MEAN if _is_global_mean(node) else Other.UNSEEN
 
 
 def _is_identity(node: fx.Node, root: nn.Module) -> bool:
-    return node.op == "call_module" and type(_neighbour(node, root)) is nn.Identity
+    return node.op == "call_module" and type(_neighbor(node, root)) is nn.Identity
 
 
 def _is_global_mean(node: fx.Node) -> bool:
@@ -208,7 +208,7 @@ def _is_global_mean(node: fx.Node) -> bool:
     return isinstance(dims, (tuple, list)) and set(dims) in ({2, 3}, {-1, -2}, {2, 3, 4})
 
 
-def _averages(taker: Neighbour) -> bool:
+def _averages(taker: Neighbor) -> bool:
     return taker is Other.GLOBAL_MEAN or (
         isinstance(taker, _AVERAGES) and _is_one(taker.output_size)
     )
@@ -234,9 +234,9 @@ def _in_order(root: nn.Module) -> Links:
     return links
 
 
-def _only(neighbours: set[Neighbour]) -> nn.Module | None:
-    """The module that is the one neighbour in all calls, or None."""
-    if len(neighbours) != 1:
+def _only(neighbors: set[Neighbor]) -> nn.Module | None:
+    """The module that is the one neighbor in all calls, or None."""
+    if len(neighbors) != 1:
         return None
-    (neighbour,) = neighbours
-    return neighbour if isinstance(neighbour, nn.Module) else None
+    (neighbor,) = neighbors
+    return neighbor if isinstance(neighbor, nn.Module) else None

@@ -59,10 +59,10 @@ def to_agc(
 
     Where a convolution feeds a BatchNorm directly and feeds nothing else, the two, and the ReLU
     behind them if there is one, become one AGCConv at the convolution's place: then the memory of
-    normalisation is saved too. nn.Identity is left at the other places, so no name or index moves.
+    normalization is saved too. nn.Identity is left at the other places, so no name or index moves.
     Every other BatchNorm becomes AGC1d/2d/3d. BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses
     are found wherever they are. Filters stay the very parameters they were; gains, biases and
-    lambdas are new, so make the optimiser afterwards.
+    lambdas are new, so make the optimizer afterwards.
 
     where(name, batchnorm): whether to convert this one; all, if not given.
 
@@ -125,7 +125,7 @@ class _Conversion:
         inside = layers_inside(norm)
         if inside is None:
             warnings.warn(
-                f"{name} ({was}) is left as it is: it does more than normalise", stacklevel=3
+                f"{name} ({was}) is left as it is: it does more than normalize", stacklevel=3
             )
             return Change(name, was, was, "skipped", "its forward is its own")
         check_can_start(name, norm, self.init)

@@ -1,4 +1,4 @@
-"""What users type: the AGC layers, how they start, and how they are optimised."""
+"""What users type: the AGC layers, how they start, and how they are optimized."""
 
 from .agc import AGC1d, AGC2d, AGC3d
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d

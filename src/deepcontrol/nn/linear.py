@@ -17,11 +17,11 @@ class AGCLinear(OneNode, nn.Linear):
 
     The paper leaves fully connected layers open. A unit has no map there, so the background of
     each sample is taken over the layer's out_features. Since that mean is linear in x, the whole
-    neuron is one ordinary linear layer whose filters are centred,
+    neuron is one ordinary linear layer whose filters are centered,
 
         y = act( x (gamma * (W - lambda * mean of W over its rows))^T + beta )
 
-    with no pass over its output; what it costs more is a centred copy of W.
+    with no pass over its output; what it costs more is a centered copy of W.
 
     Parameters: `weight` W, `bias` beta (starts at 0), `gain` gamma (1), `mean_scale` lambda (1).
     activation is one of relu, leaky_relu, silu, gelu, none.
@@ -61,13 +61,13 @@ class AGCLinear(OneNode, nn.Linear):
                 f"expected {self.in_features} features, got an input of shape {tuple(input.shape)}"
             )
         warn_if_single_position(self, self.out_features)
-        y = nn.functional.linear(input, self._centred_weight(), self.bias)
+        y = nn.functional.linear(input, self._centered_weight(), self.bias)
         return get_activation(self.activation).apply(y)
 
-    def _centred_weight(self) -> Tensor:
+    def _centered_weight(self) -> Tensor:
         exact = self.weight.to(accumulate_dtype(self.weight.dtype))
-        centred = exact - self.mean_scale.unsqueeze(1) * exact.mean(0)
-        return (self.gain.unsqueeze(1) * centred).to(self.weight.dtype)
+        centered = exact - self.mean_scale.unsqueeze(1) * exact.mean(0)
+        return (self.gain.unsqueeze(1) * centered).to(self.weight.dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"

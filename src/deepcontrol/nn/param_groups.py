@@ -6,7 +6,7 @@ from torch import nn
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups for an optimiser: filters with weight decay; gains, mean scales, biases without.
+    """Two groups for an optimizer: filters with weight decay; gains, mean scales, biases without.
 
     Filters are the parameters of two or more dimensions. Decaying a gain would decay its filter a
     second time, and decaying lambda would pull it to 0, where deep networks do not train. Frozen

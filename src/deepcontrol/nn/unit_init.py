@@ -75,6 +75,6 @@ def _correction(layer: Any, x: Tensor) -> float:
     z = x
     if isinstance(layer, (AGCConv1d, AGCConv2d, AGCConv3d)):
         z = layer._convolved(x if x.dim() == layer.weight.dim() else x.unsqueeze(0))
-    centred = z - over_maps(layer.mean_scale * map_mean(z), z)
-    before, after = z.float().std().item(), centred.float().std().item()
+    centered = z - over_maps(layer.mean_scale * map_mean(z), z)
+    before, after = z.float().std().item(), centered.float().std().item()
     return 1 / after if after > 1e-3 * before else 1.0

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# The keys of ACTIVATIONS below, spelt out for type checkers.
+# The keys of ACTIVATIONS below, spelled out for type checkers.
 ActivationName = Literal["relu", "leaky_relu", "silu", "gelu", "none"]
 
 LEAKY_SLOPE = 0.01  # torch.nn.LeakyReLU's default

@@ -70,10 +70,10 @@ def forward(
         return kernels.forward(z, weight, bias, mean_scale, "none", traced=traced)
     mean = map_mean(z)
     y = torch.empty_like(z)
-    # For fp32 and fp64 the centred map is written straight into y; half types round only once.
+    # For fp32 and fp64 the centered map is written straight into y; half types round only once.
     exact = y.dtype == mean.dtype
-    centred = torch.sub(z, over_maps(mean_scale * mean, z), out=y if exact else None)
-    torch.addcmul(over_maps(bias, z), centred, over_maps(weight, z), out=y)
+    centered = torch.sub(z, over_maps(mean_scale * mean, z), out=y if exact else None)
+    torch.addcmul(over_maps(bias, z), centered, over_maps(weight, z), out=y)
     return y, mean
 
 
@@ -101,8 +101,8 @@ def backward(
     dz = (g - over_maps(mean_scale * sum_g / positions(z), g)) * over_maps(weight, g)
     if grad_mean is not None:
         dz = dz + over_maps(grad_mean / positions(z), g)
-    centred = z - over_maps(mean_scale * mean, z)
-    dweight = map_sum(g * centred).sum(0).to(weight.dtype)
+    centered = z - over_maps(mean_scale * mean, z)
+    dweight = map_sum(g * centered).sum(0).to(weight.dtype)
     dbias = sum_g.sum(0).to(bias.dtype)
     dscale = (-weight * (mean * sum_g).sum(0)).to(mean_scale.dtype)
     return dz.to(z.dtype), dweight, dbias, dscale

@@ -1,4 +1,4 @@
-"""Centre, bias, activate: what is left of the neuron once its gain is in the weights.
+"""Center, bias, activate: what is left of the neuron once its gain is in the weights.
 
     y = act(u)      u = v - lam * m + beta            m = mean of v over the map, (N, C)
 
@@ -7,7 +7,7 @@ With g the gradient of y, h = g * act'(u), and sums over positions p and samples
     dv = h - lam * mean(h)       dbeta = sum h       dlam = -sum_s m_s * sum_p h
 
 For ReLU and leaky ReLU act' is read off y, the next convolution's input, which is kept anyway.
-So a neuron keeps N x C means and no map of its own: the memory of no normalisation. The kernels
+So a neuron keeps N x C means and no map of its own: the memory of no normalization. The kernels
 keep y's signs besides, a bit each: see open_bits.py.
 
 Two ways lead to the same arithmetic: an autograd.Function, which costs eager mode the least time in

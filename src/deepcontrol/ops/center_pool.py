@@ -1,4 +1,4 @@
-"""Centre, bias, activate and pool 2x2 in one: the end of an encoder's stage.
+"""Center, bias, activate and pool 2x2 in one: the end of an encoder's stage.
 
     y = act(v - lam * m + beta)      pooled, index = max_pool2x2(y)      m = mean of v over the map
 

@@ -1,4 +1,4 @@
-"""The paper's neuron in one: the convolution with its gain, then centre, bias, activate; or pool.
+"""The paper's neuron in one: the convolution with its gain, then center, bias, activate; or pool.
 
 It is gain_conv.py and center.py, or center_pool.py, in turn. In eager mode it is one step of
 autograd where those are two: at small batches a training step's time is Python's. And it knows what

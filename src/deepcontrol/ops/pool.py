@@ -65,7 +65,7 @@ def max_unpool2x2(pooled: Tensor, index: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether the channels of a pixel are x's neighbours in memory; by strides, so also for 1x1."""
+    """Whether the channels of a pixel are x's neighbors in memory; by strides, so also for 1x1."""
     _, channel, row, column = x.stride()
     return 0 < channel < column and channel < row
 

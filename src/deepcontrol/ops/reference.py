@@ -18,15 +18,15 @@ from .maps import accumulate_dtype, map_mean, over_maps
 def agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
     """Eq. 1 on maps z (N, C, *); weight (gamma), bias (beta) and mean_scale (lambda) are (C,)."""
     gamma, beta, lam = weight, bias, mean_scale
-    centred = z.to(accumulate_dtype(z.dtype)) - over_maps(lam * map_mean(z), z)
-    return (over_maps(gamma, z) * centred + over_maps(beta, z)).to(z.dtype)
+    centered = z.to(accumulate_dtype(z.dtype)) - over_maps(lam * map_mean(z), z)
+    return (over_maps(gamma, z) * centered + over_maps(beta, z)).to(z.dtype)
 
 
 def center_bias_act(v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str) -> Tensor:
     """act(v - lam * mean(v) + beta): Eq. 1 with the gain in the weights, v = conv(x, gamma W)."""
     beta, lam = bias, mean_scale
-    centred = v.to(accumulate_dtype(v.dtype)) - over_maps(lam * map_mean(v), v)
-    return get_activation(activation).apply(centred + over_maps(beta, v)).to(v.dtype)
+    centered = v.to(accumulate_dtype(v.dtype)) - over_maps(lam * map_mean(v), v)
+    return get_activation(activation).apply(centered + over_maps(beta, v)).to(v.dtype)
 
 
 def gain_conv(

@@ -167,8 +167,8 @@ def _through_act(
     up = _read(g, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
     if KEPT == "input":
         z = _read(kept, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
-        centred = z - background
-        return _act_backward(up, gain * centred + bias, ACT), centred
+        centered = z - background
+        return _act_backward(up, gain * centered + bias, ACT), centered
     elif KEPT == "output":
         y = _read(kept, n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
         h = _act_backward(up, y, ACT)
@@ -254,7 +254,7 @@ def _write_activated(
     totals to add them to. ROWS: see _sums."""
     if gamma is None:
         u = x + (bias - background)
-    else:  # centred first: where the mean is far from 0, that rounds less
+    else:  # centered first: where the mean is far from 0, that rounds less
         u = gain * (x - background) + bias
     result = _act(u, ACT).to(y.dtype.element_ty)
     at, inside = _block(n, c0, p0, C, P, sn, sc, sp, EVEN, BLOCK_P, BLOCK_C)
@@ -336,7 +336,7 @@ def agc_backward_kernel(
     gain, bias, background = _kept_parameters(mean, gamma, beta, lam, n, c, C, KEPT)
     scale = _per_filter(lam, c, C, 0.0)
     if ALONE:
-        h, centred = _through_act(
+        h, centered = _through_act(
             g, kept, gain, bias, background, n, c0, 0, C, P, sn, sc, sp,
             ACT, KEPT, PACK, EVEN, BLOCK_P, BLOCK_C,
         )  # fmt: skip
@@ -347,7 +347,7 @@ def agc_backward_kernel(
         tl.store(sum_h + n * C + c, s, mask=c < C)
         if TWO:
             if ALONE:
-                s_hz = tl.sum(h * centred, 0)
+                s_hz = tl.sum(h * centered, 0)
             else:
                 at = _parts(partial_hz, unit, parts, BLOCK_C)
                 s_hz = _sum_of_parts(at, parts, BLOCK_C, BLOCK_T)

@@ -1,8 +1,8 @@
 """How every kernel here is launched: by a compiler, for the first time, and from then on.
 
-Triton binds and specialises all arguments anew at each launch. With twenty of them that takes
+Triton binds and specializes all arguments anew at each launch. With twenty of them that takes
 longer than most kernels run, so that a training step in eager mode would wait for Python. But
-nearly all of them repeat: the compiled kernel is kept by what it was specialised for, and launched.
+nearly all of them repeat: the compiled kernel is kept by what it was specialized for, and launched.
 """
 
 from collections.abc import Callable
@@ -41,10 +41,10 @@ def _launch(
 ) -> None:
     ordered = [arguments[name] for name in kernel.arg_names]
     # What Triton compiles for: a pointer's type and whether it is aligned, and numbers.
-    specialised = [
+    specialized = [
         (a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a for a in ordered
     ]
-    key = (id(kernel), device, grid, arguments.get("num_warps"), *specialised)
+    key = (id(kernel), device, grid, arguments.get("num_warps"), *specialized)
     launcher = _launchers.get(key)
     if launcher is not None:
         launcher(*ordered)

@@ -1,0 +1,1 @@
+"""Training runs: `deepcontrol train` and `deepcontrol eval`."""

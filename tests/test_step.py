@@ -1,0 +1,233 @@
+"""One step is the same step in every engine, and what cannot be captured runs eagerly."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
+
+from deepcontrol import AGCConv2d
+from deepcontrol.step import MOST_GRAPHS, WARM_UP, Engine, TrainingStep, _host_state
+
+
+def network(device: str) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [AGCConv2d(3, 8, 3, padding=1), AGCConv2d(8, 8, 3, padding=1), nn.Conv2d(8, 4, 1)]
+    return nn.Sequential(*layers).to(device)
+
+
+def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def batches(count: int, device: str, size: int = 12) -> list[tuple[Tensor, Tensor]]:
+    rng = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(2, 3, size, size, generator=rng).to(device),
+            torch.randint(0, 4, (2, size, size), generator=rng).to(device),
+        )
+        for _ in range(count)
+    ]
+
+
+def by_hand(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]
+) -> Tensor:
+    optimizer.zero_grad()
+    loss = cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def assert_same(a: nn.Module, b: nn.Module, tolerance: float) -> None:
+    for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def test_on_a_cpu_it_is_the_plain_loop() -> None:
+    model = network("cpu")
+    peer = copy.deepcopy(model)
+    step = TrainingStep(model, cross_entropy, sgd(model), "graph")
+    optimizer = sgd(peer)
+    for batch in batches(6, "cpu"):
+        assert torch.equal(step(*batch), by_hand(peer, optimizer, batch))
+        assert "CUDA" in str(step.why_eager)
+    assert_same(model, peer, 0)
+
+
+def test_engines_have_names() -> None:
+    model = network("cpu")
+    with pytest.raises(ValueError, match=r"'fast'.*compile\+graph"):
+        TrainingStep(model, cross_entropy, sgd(model), "fast")  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiled_on_a_cpu() -> None:
+    model = network("cpu")
+    peer = copy.deepcopy(model)
+    step, optimizer = TrainingStep(model, cross_entropy, sgd(model), "compile"), sgd(peer)
+    for batch in batches(2, "cpu"):
+        step(*batch)
+        by_hand(peer, optimizer, batch)
+    assert_same(model, peer, 1e-4)
+
+
+def test_state_in_python_is_not_captured() -> None:
+    model = network("cpu")
+    (batch,) = batches(1, "cpu")
+    for optimizer, reason in (
+        (sgd(model), None),
+        (torch.optim.Adagrad(model.parameters()), "'step'"),
+        (torch.optim.Adam(model.parameters(), capturable=False), "'step'"),
+    ):
+        by_hand(model, optimizer, batch)
+        for state in optimizer.state.values():  # where SGD's buffers would be on a GPU
+            state.pop("momentum_buffer", None)
+        said = _host_state(optimizer)
+        assert said is None if reason is None else reason in str(said)
+
+
+def test_modes_below_the_root_count() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout(0.5))
+    step = TrainingStep(model, cross_entropy, sgd(model), "graph")
+    before = step._read_setting()
+    assert step._read_setting() == before
+    model[1].eval()
+    assert step._read_setting() != before
+
+
+def test_every_model_is_compiled_for_itself() -> None:
+    model = network("cpu")
+    first, second = (TrainingStep(model, cross_entropy, sgd(model)) for _ in range(2))
+    assert first._forward.__code__ is not second._forward.__code__
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning",
+    "ignore::FutureWarning",
+    r"ignore:\s*Online softmax is disabled:UserWarning",
+)
+@pytest.mark.parametrize("engine", ["eager", "compile", "graph", "compile+graph"])
+def test_engines_agree(engine: Engine) -> None:
+    model = network("cuda")
+    peer = copy.deepcopy(model)
+    step, optimizer = TrainingStep(model, cross_entropy, sgd(model), engine), sgd(peer)
+    reasons = []
+    for batch in batches(8, "cuda"):
+        loss = step(*batch)
+        torch.testing.assert_close(loss, by_hand(peer, optimizer, batch), rtol=1e-4, atol=1e-4)
+        reasons.append(step.why_eager)
+    assert_same(model, peer, 1e-3)
+    for mine, theirs in zip(model.parameters(), peer.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-3)
+    captured = [reason is None for reason in reasons]
+    assert captured == [engine.endswith("graph") and i >= WARM_UP for i in range(8)], reasons
+
+
+@pytest.mark.gpu
+def test_gradients_are_clipped_in_a_graph_too() -> None:
+    model = network("cuda")
+    peer, most = copy.deepcopy(model), 0.01  # shorter than all of them
+
+    def clipped(of: nn.Module) -> Callable[[Tensor], Tensor]:
+        def clip(loss: Tensor) -> Tensor:
+            clip_grad_norm_(of.parameters(), most)
+            return loss
+
+        return clip
+
+    step, plain = (
+        TrainingStep(net, cross_entropy, sgd(net), engine, before_update=clipped(net))
+        for net, engine in ((model, "graph"), (peer, "eager"))
+    )
+    for batch in batches(8, "cuda"):
+        step(*batch)
+        plain(*batch)
+        lengths = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        assert torch.stack(lengths).norm().item() == pytest.approx(most, rel=1e-3)
+    assert step.why_eager is None
+    assert_same(model, peer, 1e-4)
+
+
+@pytest.mark.gpu
+def test_what_changes_is_noticed() -> None:
+    """A learning rate, a loaded optimizer state, other shapes: never the old graph's answer."""
+    model = network("cuda")
+    peer = copy.deepcopy(model)
+    mine, theirs = sgd(model), sgd(peer)
+    step = TrainingStep(model, cross_entropy, mine, "graph")
+    small, large = batches(8, "cuda"), batches(8, "cuda", size=16)
+    for i, (a, b) in enumerate(zip(small, large, strict=True)):
+        if i == 4:
+            for optimizer in (mine, theirs):
+                optimizer.param_groups[0]["lr"] = 0.02
+        if i == 6:
+            for optimizer in (mine, theirs):
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        for batch in (a, a, b):
+            loss = step(*batch)
+            torch.testing.assert_close(loss, by_hand(peer, theirs, batch), rtol=1e-3, atol=1e-3)
+    assert_same(model, peer, 1e-3)
+
+
+@pytest.mark.gpu
+def test_more_shapes_than_graphs() -> None:
+    model = network("cuda")
+    step = TrainingStep(model, cross_entropy, sgd(model), "graph")
+    for size in range(8, 8 + MOST_GRAPHS + 1):
+        for batch in batches(WARM_UP + 1, "cuda", size):
+            step(*batch)
+    assert f"{MOST_GRAPHS} other shapes" in str(step.why_eager)
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_runs() -> None:
+    model = network("cuda")
+    step = TrainingStep(model, cross_entropy, torch.optim.Adam(model.parameters()), "graph")
+    (batch,) = batches(1, "cuda")
+    for _ in range(5):
+        step(*batch)
+    assert "capturable=True" in str(step.why_eager)
+
+    def looks_at_the_loss(logits: Tensor, labels: Tensor) -> Tensor:
+        loss = cross_entropy(logits, labels)
+        return loss * (2.0 if loss.item() > 100 else 1.0)
+
+    peer = copy.deepcopy(model)
+    stream = torch.cuda.current_stream()
+    step, optimizer = TrainingStep(model, looks_at_the_loss, sgd(model), "graph"), sgd(peer)
+    for i, other in enumerate(batches(6, "cuda")):
+        if i == WARM_UP:
+            with pytest.warns(UserWarning, match="eagerly: the capture failed"):
+                step(*other)
+        else:
+            step(*other)
+        by_hand(peer, optimizer, other)
+    assert "the capture failed" in str(step.why_eager)
+    assert_same(model, peer, 1e-3)
+    assert torch.cuda.current_stream() == stream
+    nn.functional.dropout(torch.ones(8, device="cuda"))  # the generator is not left in a capture
+    before = torch.cuda.memory_allocated()
+    large = torch.empty(1 << 24, device="cuda")
+    del large
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+def test_what_is_not_on_the_device_is_not_frozen() -> None:
+    model = network("cuda")
+
+    def weighted(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return weight * cross_entropy(logits, labels)
+
+    step = TrainingStep(model, weighted, sgd(model, lr=0.0), "graph")
+    (batch,) = batches(1, "cuda")
+    losses = [step(*batch, torch.tensor(float(i))).item() for i in range(6)]
+    assert "not a tensor on cuda" in str(step.why_eager)
+    torch.testing.assert_close(losses[5], 5 * losses[1], rtol=1e-3, atol=1e-3)

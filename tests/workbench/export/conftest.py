@@ -1,0 +1,57 @@
+"""A run folder with a small network in it, whose data are a few street scenes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepcontrol.workbench.data.cityscapes import CLASSES, PALETTE
+from deepcontrol.workbench.models import classnet, segnet
+from deepcontrol.workbench.train.build import build_model
+from deepcontrol.workbench.train.checkpoint import Checkpoint, save_best
+from deepcontrol.workbench.train.config import Train, save_config
+
+
+def make_run(folder: Path, model: str = "segnet", norm: str = "agc") -> Path:
+    """With gains, biases, lambdas and running statistics that are no longer those of the start."""
+    config = Train(
+        out=folder,
+        model=model,  # type: ignore[arg-type]
+        norm=norm,  # type: ignore[arg-type]
+        width=0.0625,
+        size=(64, 96),
+        train_limit=3,
+        val_limit=2,
+    )
+    folder.mkdir()
+    save_config(config, {"classes": CLASSES, "colours": PALETTE}, {"versions": {}, "commit": None})
+    network = build_model(config, len(CLASSES))
+    generator = torch.Generator().manual_seed(1)
+    for value in network.state_dict().values():
+        if value.dim() == 1:
+            value += 0.2 * torch.rand(value.shape, generator=generator)
+    save_best(folder, Checkpoint(network.state_dict(), {}))
+    return folder
+
+
+@pytest.fixture
+def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The networks with one or two poolings: exporters take a minute for all five or seven.
+
+    The command checks the whole networks itself, whenever it is used.
+    """
+    monkeypatch.setattr(segnet, "STAGES", ((64, 64), (128,)))
+    monkeypatch.setattr(classnet, "POOLINGS", 1)
+    monkeypatch.setattr(classnet, "WIDTHS", classnet.WIDTHS[:2])
+    monkeypatch.setattr(classnet, "CONVOLUTIONS", (1, 1))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the user's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

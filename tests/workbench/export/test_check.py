@@ -1,0 +1,83 @@
+"""A file that computes something else is refused, and leaves nothing behind."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.export import command
+from deepcontrol.workbench.export.check import DisagreementError, check, difference
+from deepcontrol.workbench.export.program import Sizes
+from deepcontrol.workbench.export.targets import TARGETS, Target
+
+SIZES = Sizes(smallest=64, step=1)
+MODEL = nn.Conv2d(3, 2, 1)
+
+
+def right(images: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        return (MODEL(images),)
+
+
+def test_the_network_itself_agrees() -> None:
+    agreement = check(right, MODEL, SIZES)
+    assert agreement.difference == 0
+    (one, *_), (several, _, height, _) = agreement.shapes
+    assert (one, several > 1, height % 2) == (1, True, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda y: y + 2e-3,
+        lambda y: y * torch.nan,
+        lambda y: y[..., 1:],
+        lambda y: torch.where(torch.tensor(y.shape[0] > 1), y.flip(0), y),  # of one shape alone
+    ],
+)
+def test_what_disagrees_is_refused(wrong: object) -> None:
+    with pytest.raises(DisagreementError, match=r"differs from torch by .* of its outputs on"):
+        check(lambda images: (wrong(right(images)[0]),), MODEL, SIZES)  # type: ignore[operator]
+
+
+def test_one_unlucky_input_is_not_a_fault() -> None:
+    calls = []
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        calls.append(images.shape)
+        return (right(images)[0] + (len(calls) == 1),)
+
+    agreement = check(run, MODEL, SIZES)
+    assert agreement.difference == 0
+    (unlucky,) = agreement.passed_over  # it is said, so that a user can judge
+    assert unlucky > 0.1
+    assert len(calls) == 3
+
+
+def test_differences_are_relative_to_large_outputs_alone() -> None:
+    images = torch.full((1, 3, 4, 4), 100.0)
+    large = right(images)[0].abs().max()
+    assert large > 1
+    found = difference(lambda x: (right(x)[0] + 0.5,), MODEL, images)
+    assert found == pytest.approx(0.5 / large.item(), rel=1e-3)
+    assert difference(lambda x: (right(x)[0] + 0.5,), MODEL, images * 0) == pytest.approx(0.5)
+
+
+def test_nothing_is_written(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a target whose file is there but computes zeros."""
+    zeros = Target(
+        ".pt2",
+        None,
+        lambda program, path, outputs: path.write_text("zeros"),
+        lambda path: lambda images: (torch.zeros(len(images), 19, *images.shape[2:]),),
+    )
+    monkeypatch.setitem(TARGETS, "exported", zeros)
+    monkeypatch.setattr(command, "trace", lambda model, sizes: None)
+    assert main(["export", str(run), "--to", "exported"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the exported network differs from torch by")
+    assert not list((run / "export").iterdir())

@@ -1,0 +1,100 @@
+"""ResNet-50 is the published one, and with AGC it starts sane and keeps no more than none."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from deepcontrol import AGCConv2d, he_init_
+from deepcontrol.nn import saved_bytes
+from deepcontrol.workbench.models import ResNet50
+
+NORMS = ("agc", "bn", "gn", "in", "none")
+
+
+def pictures(count: int, side: int = 64) -> Tensor:
+    """Smooth pictures, each of its own brightness and contrast, as photographs are."""
+    coarse = torch.randn(count, 3, side // 8, side // 8)
+    smooth = nn.functional.interpolate(coarse, scale_factor=8.0, mode="bilinear")
+    x = smooth * torch.rand(count, 1, 1, 1) + torch.randn(count, 3, 1, 1)
+    return (x - x.mean()) / x.std()
+
+
+@pytest.mark.parametrize(
+    ("norm", "parameters"), [("bn", 25_557_032), ("none", 25_530_472), ("agc", 25_583_592)]
+)
+def test_counts_are_torchvisions(norm: str, parameters: int) -> None:
+    """Multiply-adds counted twice, one image of 224x224."""
+    with torch.device("meta"):
+        model, x = ResNet50(norm=norm), torch.empty(1, 3, 224, 224)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == 53
+    with FlopCounterMode(display=False) as counter:
+        assert model(x).shape == (1, 1000)
+    assert counter.get_total_flops() / 1e9 == pytest.approx(8.18, abs=5e-3)
+
+
+def test_the_3x3_halves_the_resolution() -> None:
+    with torch.device("meta"):
+        model = ResNet50()
+    strided = [m for m in model.stages.modules() if isinstance(m, nn.Conv2d) and m.stride != (1, 1)]
+    assert [m.kernel_size for m in strided] == [(3, 3), (1, 1)] * 3  # branch, then shortcut
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_forward_and_backward_with_every_norm(norm: str) -> None:
+    model = he_init_(ResNet50(5, norm))  # opens AGC's branches, so that gradients reach all of them
+    loss = nn.functional.cross_entropy(model(pictures(2)), torch.tensor([0, 3]))
+    loss.backward()
+    assert loss.isfinite()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+    assert any(isinstance(m, AGCConv2d) for m in model.modules()) == (norm == "agc")
+
+
+@torch.no_grad()
+def test_agc_starts_at_the_right_scale_and_tells_pictures_apart() -> None:
+    """The sums are rectified after AGC, so the pooled maps are not the constant beta."""
+    model, x = ResNet50(100), pictures(8)
+    for start in (model.zero_branches_, lambda: he_init_(model)):
+        start()
+        logits = model(x)
+        assert 0.02 < logits.std() < 3
+        assert logits.std(0).mean() > 0.2 * logits.std()
+
+
+@torch.no_grad()
+def test_agc_blocks_start_as_their_shortcuts() -> None:
+    block = ResNet50(5).stages[-1]
+    x = torch.rand(1, 2048, 2, 2)
+    assert torch.equal(block(x), x)
+    he_init_(block)
+    assert not torch.allclose(block(x), x)
+
+
+@torch.no_grad()
+def test_agc_samples_do_not_meet() -> None:
+    model, x = he_init_(ResNet50(10)), pictures(3)
+    torch.testing.assert_close(model(x)[:1], model(x[:1]))
+
+
+def test_agc_keeps_what_no_normalization_keeps() -> None:
+    with torch.device("meta"):
+        x = torch.empty(2, 3, 224, 224)
+        kept = {norm: saved_bytes(ResNet50(10, norm), x) for norm in ("agc", "none", "bn")}
+    assert kept["agc"] <= 1.05 * kept["none"]
+    assert kept["bn"] > 1.9 * kept["none"]
+
+
+def test_wrong_inputs_are_named() -> None:
+    with pytest.raises(ValueError, match=r"'batch'.*agc, bn, gn, in, frn, none"):
+        ResNet50(norm="batch")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'frn' ends in its own threshold"):
+        ResNet50(norm="frn")
+    with torch.device("meta"):
+        model = ResNet50(5)
+        for shape in [(1, 4, 64, 64), (3, 64, 64)]:
+            with pytest.raises(ValueError, match=rf"\(N, 3, H, W\), got \({shape[0]}, "):
+                model(torch.empty(shape))

@@ -1,0 +1,200 @@
+"""`deepcontrol predict` as a user types it: what it writes, and what it says when it cannot."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.data.batches import normalized
+from deepcontrol.workbench.predict import memory
+from deepcontrol.workbench.predict.blend import label_blended
+from deepcontrol.workbench.predict.images import OpenImage
+from deepcontrol.workbench.predict.network import load_network
+from deepcontrol.workbench.train.evaluate import predict
+from tests.workbench.predict.conftest import COLORS, make_run, pixels
+
+
+def predicted(run: Path, path: Path) -> np.ndarray:
+    """What the run's best network says, asked directly."""
+    network = load_network(run, "best", torch.device("cpu"))
+    image = torch.from_numpy(np.array(Image.open(path).convert("RGB")))
+    with torch.no_grad():
+        return predict(network.model, normalized(image.unsqueeze(0)))[0].numpy()
+
+
+def test_labels_and_overlays(run: Path, images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["predict", str(run), str(images), "--out", str(out)]) == 0
+    assert sorted(str(p.relative_to(out)) for p in out.rglob("*.png")) == [
+        "b-labels.png",
+        "b-overlay.png",
+        "more/a-labels.png",
+        "more/a-overlay.png",
+    ]
+    ids = pixels(out / "b-labels.png")
+    assert ids.dtype == np.uint8
+    assert np.array_equal(ids, predicted(run, images / "b.png"))
+    assert len(np.unique(ids)) > 1
+    blended = (pixels(images / "b.png") + np.array(COLORS)[ids]) / 2
+    assert np.abs(pixels(out / "b-overlay.png") - blended).max() <= 1
+
+
+def test_beside_the_run_unless_told_otherwise(run: Path, images: Path) -> None:
+    assert main(["predict", str(run), str(images / "b.png")]) == 0
+    assert (run / "predictions" / "b-overlay.png").exists()
+
+
+def test_no_link_out_of_the_run_is_followed(
+    run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (run / "predictions").symlink_to(elsewhere)
+    assert main(["predict", str(run), str(images / "b.png")]) == 1
+    assert "predictions is a link" in capsys.readouterr().err
+    assert not list(elsewhere.iterdir())
+    (run / "predictions").unlink()  # the run is shared
+
+
+def test_the_other_checkpoint(run: Path, images: Path) -> None:
+    assert main(["predict", str(run), str(images / "b.png"), "--checkpoint", "last"]) == 0
+    assert not pixels(run / "predictions" / "b-labels.png").any()
+
+
+def test_bad_images_are_named_and_the_others_labeled(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (images / "a-text.png").write_text("not an image")
+    (images / "b-torn.png").write_bytes((images / "b.png").read_bytes()[:2000])
+    Image.new("RGB", (96, 20)).save(images / "c-low.png")
+    Image.new("I;16", (64, 64)).save(images / "d-deep.png")
+    assert main(["predict", str(run), str(images), str(images.parent / "gone.png")]) == 1
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    for line, words in zip(
+        lines,
+        [
+            "a-text.png: not a readable image",
+            "b-torn.png: not a readable image",
+            "c-low.png: 20x96 is below the network's smallest, 32",
+            "d-deep.png: expected a gray, RGB or CMYK image of 8 bits a channel, got I;16",
+            "gone.png: there is no such file",
+        ],
+        strict=True,
+    ):
+        assert line.startswith("error: ")
+        assert words in line
+    assert "5 of 7 images" in said.out
+    assert len(list((run / "predictions").rglob("*-labels.png"))) == 2
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGBA", "CMYK"])
+def test_images_of_eight_bits(run: Path, images: Path, mode: str) -> None:
+    kind = "tiff" if mode == "CMYK" else "png"
+    Image.open(images / "b.png").convert(mode).save(images / f"b-mode.{kind}")
+    assert main(["predict", str(run), str(images / f"b-mode.{kind}")]) == 0
+    assert pixels(run / "predictions" / "b-mode-labels.png").shape == (64, 96)
+
+
+def test_tiles(run: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(run), str(images / "b.png"), "--tile", "32x64"]) == 0
+    assert "4 tiles)" in capsys.readouterr().out
+    ids = pixels(run / "predictions" / "b-labels.png")
+    assert (ids != predicted(run, images / "b.png")).mean() < 1e-3
+
+
+@pytest.mark.parametrize("norm", ["agc", "bn"])
+def test_what_learned_from_crops_sees_windows(
+    norm: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those with statistics of what they see; `--tile` shows them more."""
+    run = make_run(tmp_path / norm, norm=norm, size=(32, 64), image_size=[64, 64])
+    assert main(["predict", str(run), str(images / "b.png")]) == 0
+    said, ids = capsys.readouterr().out, pixels(run / "predictions" / "b-labels.png")
+    whole = predicted(run, images / "b.png")
+    if norm == "bn":
+        assert "windows" not in said
+        assert np.array_equal(ids, whole)
+        return
+    assert "6 windows)" in said  # of 64x96
+    network = load_network(run, "best", torch.device("cpu"))
+    image = OpenImage(images / "b.png", 2**30)
+    assert np.array_equal(ids, label_blended(network.model, image, (32, 64)))
+    assert not np.array_equal(ids, whole)
+    assert main(["predict", str(run), str(images / "b.png"), "--tile", "64x96"]) == 0
+    assert np.array_equal(pixels(run / "predictions" / "b-labels.png"), whole)
+
+
+def test_little_memory_makes_tiles(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_available", lambda: 2**18)
+    Image.open(images / "b.png").resize((400, 48)).save(images / "wide.png")
+    assert main(["predict", str(run), str(images / "wide.png")]) == 0
+    assert "3 tiles)" in capsys.readouterr().out
+
+
+def test_more_pixels_than_memory(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_available", lambda: 2**12)
+    assert main(["predict", str(run), str(images / "b.png")]) == 1
+    assert "64x96 pixels with their labels and overlay take" in capsys.readouterr().err
+
+
+def test_too_large_for_the_device(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("deepcontrol.workbench.predict.run.label", refuse)
+    assert main(["predict", str(run), str(images)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2  # each image is tried
+    assert lines[0].endswith("b.png: not enough memory: give a smaller --tile")
+    monkeypatch.setattr("deepcontrol.workbench.predict.run.label_blended", refuse)
+    run = make_run(run.with_name("crops"), size=(32, 64), image_size=[64, 64])
+    assert main(["predict", str(run), str(images)]) == 1
+    assert "not enough memory for a window" in capsys.readouterr().err
+
+
+def test_seams_are_admitted(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "gn", norm="gn")
+    assert main(["predict", str(run), str(images / "b.png"), "--tile", "32x32"]) == 0
+    assert "with seams: gn takes its statistics" in capsys.readouterr().out
+
+
+def test_runs_that_are_none(
+    run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def complaint(folder: Path, *more: str) -> str:
+        assert main(["predict", str(folder), str(images), *more]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "is no run folder" in complaint(tmp_path)
+    weights = run / "best" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
+    assert "model.safetensors" in complaint(run)
+    (run / "last").rename(run / "elsewhere")
+    assert "has no checkpoint 'last'" in complaint(run, "--checkpoint", "last")
+    content = json.loads((run / "config.json").read_text())
+    for colors in ([[0, 0, 0]], [[0, 0, 256]] * 3, [[0, 0]] * 3, None):
+        content["derived"]["colours"] = colors
+        (run / "config.json").write_text(json.dumps(content))
+        assert "classes and colors" in complaint(run)
+
+
+def test_no_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(run)]) == 1
+    assert "name an image or a folder" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", str(run), str(tmp_path / "empty")]) == 1
+    assert "no images (.bmp" in capsys.readouterr().err

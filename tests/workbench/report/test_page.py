@@ -1,0 +1,141 @@
+"""`deepcontrol report`: the page holds everything, and nothing that was not meant."""
+
+import base64
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.report.figures import COLORS, DASHES, line_style
+from tests.workbench.report.conftest import make_run
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def sources(self) -> list[str]:
+        return [str(attributes["src"]) for tag, attributes in self.found if tag == "img"]
+
+
+def report(*runs: Path, out: Path) -> Tags:
+    assert main(["report", *map(str, runs), "--out", str(out)]) == 0
+    assert [p.name for p in out.iterdir()] == ["index.html"]
+    return Tags((out / "index.html").read_text())
+
+
+def test_the_page_holds_its_pictures(tmp_path: Path) -> None:
+    page = report(make_run(tmp_path / "a"), make_run(tmp_path / "b", norm="bn"), out=tmp_path / "o")
+    kinds = [source.split(";")[0] for source in page.sources()]
+    svg, jpeg = "data:image/svg+xml", "data:image/jpeg"
+    # Curves; of a: lambda twice, the rest, two samples; of b: no lambda.
+    assert kinds == [svg, svg, svg, svg, jpeg, jpeg, svg, jpeg, jpeg]
+    for source in page.sources():
+        content = base64.b64decode(source.split(",", 1)[1])
+        assert content.startswith((b"<?xml", b"\xff\xd8"))
+    assert all(attributes.get("alt") for tag, attributes in page.found if tag == "img")
+    assert {tag for tag, _ in page.found}.isdisjoint({"script", "link", "iframe", "object"})
+    links = [str(a["href"]) for tag, a in page.found if tag == "a"]
+    assert links == ["#run-1", "#run-2"]
+    assert "37.50" in page.text
+    assert "25.00" in page.text
+
+
+def test_nothing_is_fetched(tmp_path: Path) -> None:
+    report(make_run(tmp_path / "a"), out=tmp_path / "o")
+    html = (tmp_path / "o" / "index.html").read_text()
+    without_pictures = re.sub(r"data:image/[^\"]*", "", html)
+    assert not re.search(r"https?:|url\(|@import", without_pictures)
+
+
+def test_text_is_escaped(tmp_path: Path) -> None:
+    name = "<script>alert('x')</script>".replace("/", "_")
+    folder = make_run(tmp_path / name, norm="<img src=x onerror=1>")
+    page = report(folder, out=tmp_path / "o")
+    assert {tag for tag, _ in page.found}.isdisjoint({"script"})
+    assert all(source.startswith("data:image/") for source in page.sources())
+    assert name in page.text
+
+
+def test_any_name_can_be_drawn(tmp_path: Path) -> None:
+    name = "_hidden $x_1$ 100% näme 名前"
+    folder = make_run(tmp_path / name)
+    path = folder / "layers.jsonl"
+    path.write_text(path.read_text().replace("decoder.0", "$x_$ 名前"))
+    assert name in report(folder, out=tmp_path / "o").text
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", epochs=0)
+    for picture in (folder / "samples").iterdir():
+        picture.unlink()
+    page = report(folder, out=tmp_path / "o")
+    assert "0 of 5" in page.text
+    assert "there are no sample pictures yet" in page.text
+    for name in ("metrics.jsonl", "layers.jsonl"):
+        (folder / name).unlink()
+    assert "there is no layers.jsonl" in report(folder, out=tmp_path / "o").text
+
+
+def test_a_broken_picture_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / "samples" / "epoch-0003.png").write_text("no picture")
+    page = report(folder, out=tmp_path / "o")
+    assert "epoch-0003.png is not a readable picture" in page.text
+    assert sum(source.startswith("data:image/jpeg") for source in page.sources()) == 1
+
+
+def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    pages = []
+    for out in (tmp_path / "o", tmp_path / "p"):
+        report(folder, out=out)
+        pages.append((out / "index.html").read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "o"
+    page = report(make_run(tmp_path / "a"), tmp_path / "gone", out=out)
+    assert "gone is no run folder" in page.text
+    assert "left out: " in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "gone"), "--out", str(out)]) == 1
+    assert "gone is no run folder" in capsys.readouterr().err
+    assert main(["report", "--out", str(out)]) == 1
+    assert "name a run folder" in capsys.readouterr().err
+
+
+def test_many_runs_can_be_told_apart() -> None:
+    styles = {line_style(i) for i in range(len(COLORS) * len(DASHES))}
+    assert len(styles) == len(COLORS) * len(DASHES)
+
+
+def test_torch_is_not_imported() -> None:
+    """By the report's own files: a page can be made where the library's torch is a stub."""
+    script = """
+import sys, types
+stub = types.ModuleType("deepcontrol")
+import importlib.util
+stub.__path__ = list(importlib.util.find_spec("deepcontrol").submodule_search_locations)
+sys.modules["deepcontrol"] = stub
+import deepcontrol.workbench.report
+assert "torch" not in sys.modules
+print("clean")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "clean\n", done.stderr

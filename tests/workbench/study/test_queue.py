@@ -1,0 +1,233 @@
+"""The queue, with an executor that trains nothing."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deepcontrol.workbench.runfolder import lock
+from deepcontrol.workbench.study import queue as queue_
+from deepcontrol.workbench.study.claims import CLAIMS
+from deepcontrol.workbench.study.jobs import Job, plan
+from deepcontrol.workbench.study.presets import PRESETS
+from deepcontrol.workbench.study.queue import Queue
+from deepcontrol.workbench.train.interrupts import Interrupts
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_, "LOOK", 0)
+
+
+def jobs(out: Path, count: int = 4) -> list[Job]:
+    return plan(CLAIMS, PRESETS["camvid"], out, None)[:count]
+
+
+def write(job: Job, epoch: int) -> None:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    line = json.dumps({"epoch": epoch, "val_error": 0.25})
+    (job.folder / "metrics.jsonl").write_text(f'{line}\n{{"epoch": 99, "val_')
+
+
+def finish(job: Job) -> int:
+    write(job, job.config.epochs)
+    return 0
+
+
+def fail(job: Job) -> int:
+    return 1
+
+
+class Instant:
+    """Runs end as soon as they are looked at; `room` of them at a time."""
+
+    def __init__(self, does: dict[str, Callable[[Job], int]], room: int = 2) -> None:
+        self.does, self.room = does, room
+        self.started: list[str] = []
+        self.running: dict[str, Job] = {}
+        self.most = 0
+        self.stopped = False
+
+    def has_room(self) -> bool:
+        return len(self.running) < self.room
+
+    def start(self, job: Job) -> str:
+        self.started.append(job.name)
+        self.running[job.name] = job
+        self.most = max(self.most, len(self.running))
+        return "here"
+
+    def ended(self) -> list[tuple[str, int]]:
+        found = [(n, self.does.get(n, finish)(job)) for n, job in self.running.items()]
+        self.running.clear()
+        return found
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def states(queue: Queue) -> list[str]:
+    return [entry.state for entry in queue.entries.values()]
+
+
+def test_each_run_once_in_order(tmp_path: Path) -> None:
+    all_of_them = jobs(tmp_path)
+    queue, executor = Queue(all_of_them, tmp_path), Instant({})
+    queue.run(executor, Interrupts(), math.inf)
+    assert executor.started == [job.name for job in all_of_them]
+    assert executor.most == 2
+    assert states(queue) == ["done"] * 4
+
+
+def test_what_is_done_is_not_repeated(tmp_path: Path) -> None:
+    first, second, third, fourth = jobs(tmp_path)
+    finish(first)
+    write(second, 3)
+    third.folder.mkdir(parents=True)
+    (third.folder / "diverged.json").write_text('{"epoch": 2, "step": 7}')
+    queue, executor = Queue([first, second, third, fourth], tmp_path), Instant({})
+    assert states(queue) == ["done", "waiting", "diverged", "waiting"]
+    queue.run(executor, Interrupts(), math.inf)
+    assert executor.started == [second.name, fourth.name]
+
+
+def test_a_run_that_fails_is_tried_once_more_and_reported(tmp_path: Path) -> None:
+    all_of_them = jobs(tmp_path)
+    name = all_of_them[1].name
+    (tmp_path / f"{name}.txt").write_text("epoch 1\nerror: it does not work\n\n")
+    said: list[str] = []
+    queue = Queue(all_of_them, tmp_path, lambda entry, what: said.append(what))
+    executor = Instant({name: fail})
+    queue.run(executor, Interrupts(), math.inf)
+    assert executor.started.count(name) == 2
+    assert states(queue) == ["done", "failed", "done", "done"]
+    assert queue.entries[name].fault == "exit code 1: error: it does not work"
+    assert any("tried once more" in what for what in said)
+
+
+def test_a_run_that_fails_once_is_done(tmp_path: Path) -> None:
+    all_of_them = jobs(tmp_path, 1)
+    answers = iter([fail, finish])
+    executor = Instant({all_of_them[0].name: lambda job: next(answers)(job)})
+    queue = Queue(all_of_them, tmp_path)
+    queue.run(executor, Interrupts(), math.inf)
+    assert states(queue) == ["done"]
+    assert queue.entries[all_of_them[0].name].fault == ""
+
+
+def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
+    def diverge(job: Job) -> int:
+        write(job, 1)
+        (job.folder / "diverged.json").write_text('{"epoch": 2, "step": 7}')
+        return 1
+
+    all_of_them = jobs(tmp_path, 1)
+    executor = Instant({all_of_them[0].name: diverge})
+    queue = Queue(all_of_them, tmp_path)
+    queue.run(executor, Interrupts(), math.inf)
+    assert states(queue) == ["diverged"]
+    assert executor.started == [all_of_them[0].name]
+
+
+def test_nothing_starts_after_the_deadline_or_a_signal(tmp_path: Path) -> None:
+    noted = Interrupts()
+    noted.signum = 2
+    for interrupts, deadline in ((Interrupts(), -math.inf), (noted, math.inf)):
+        queue, executor = Queue(jobs(tmp_path), tmp_path), Instant({})
+        queue.run(executor, interrupts, deadline)
+        assert executor.stopped
+        assert executor.started == []
+        assert states(queue) == ["stopped"] * 4
+
+
+def test_after_the_last_start_runs_end_and_none_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(100)
+    monkeypatch.setattr(queue_.time, "monotonic", lambda: next(clock))
+    queue, executor = Queue(jobs(tmp_path), tmp_path), Instant({})
+    queue.run(executor, Interrupts(), deadline=math.inf, last_start=101)
+    assert states(queue) == ["done", "done", "stopped", "stopped"]
+    assert len(executor.started) == 2
+
+
+def test_each_run_that_is_over_is_told_of_once(tmp_path: Path) -> None:
+    first, second, third = jobs(tmp_path, 3)
+    finish(first)
+    told: list[Job] = []
+    queue = Queue([first, second, third], tmp_path, over=told.append)
+    assert told == []  # a queue that is only looked at does nothing
+    queue.run(Instant({third.name: fail}), Interrupts(), math.inf)
+    assert told == [first, second]
+
+
+def test_runs_that_ended_are_kept_before_others_start(tmp_path: Path) -> None:
+    kept: list[tuple[list[str], int]] = []
+    queue = Queue(
+        jobs(tmp_path),
+        tmp_path,
+        keep=lambda queue: kept.append((states(queue), len(executor.started))),
+    )
+    executor = Instant({})
+    queue.run(executor, Interrupts(), math.inf)
+    assert kept == [(["done", "done", "waiting", "waiting"], 2), (["done"] * 4, 4)]
+
+
+def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
+    first, second = jobs(tmp_path, 2)
+    looks = 0
+    with lock(first.folder):
+        held = lock(second.folder)
+        held.__enter__()
+
+        def look(queue: Queue) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                assert states(queue) == ["elsewhere", "elsewhere"]
+                held.__exit__(None, None, None)
+            elif looks == 3:
+                finish(first)  # by whoever holds it
+                noted.signum = 15
+
+        noted = Interrupts()
+        queue, executor = Queue([first, second], tmp_path, look=look), Instant({})
+        queue.run(executor, noted, math.inf)
+    assert executor.started == [second.name]
+    assert states(queue) == ["stopped", "done"]
+
+
+def test_who_comes_second_to_a_folder_has_not_failed(tmp_path: Path) -> None:
+    (job,) = jobs(tmp_path, 1)
+    holder = lock(job.folder)
+
+    def lose(job: Job) -> int:
+        """Another process was faster, by what a start takes."""
+        holder.__enter__()
+        return 1
+
+    def look(queue: Queue) -> None:
+        if states(queue) == ["elsewhere"]:
+            finish(job)  # by whoever holds it
+            holder.__exit__(None, None, None)
+
+    said: list[str] = []
+    queue = Queue([job], tmp_path, lambda entry, what: said.append(what), look)
+    queue.run(Instant({job.name: lose}), Interrupts(), math.inf)
+    assert states(queue) == ["done"]
+    assert queue.entries[job.name].fault == ""
+    assert said == ["started on here"]
+
+
+def test_what_is_not_asked_for_is_not_trained(tmp_path: Path) -> None:
+    first, second, third, fourth = jobs(tmp_path)
+    finish(first)
+    executor = Instant({})
+    queue = Queue(jobs(tmp_path), tmp_path, asked={second.name})
+    queue.run(executor, Interrupts(), math.inf)
+    assert executor.started == [second.name]
+    assert states(queue) == ["done", "done", "not asked for", "not asked for"]
+    assert {third.name, fourth.name} == {e.job.name for e in queue.having("not asked for")}

@@ -1,0 +1,302 @@
+"""Every claim's rule on made-up curves: reproduced, not reproduced, undecided."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from deepcontrol.workbench.study.arms import Arm, agc, bn
+from deepcontrol.workbench.study.claims import (
+    CLAIMS,
+    CLASSNET_AGC,
+    CLASSNET_BN,
+    HEAVY,
+    LIGHT,
+    judge,
+)
+from deepcontrol.workbench.study.figure import FIGURE_1
+from deepcontrol.workbench.study.intervals import Interval, difference, mean_of
+from deepcontrol.workbench.study.measures import FINAL
+from deepcontrol.workbench.study.rules import Check, Evidence, decide, together
+from tests.workbench.study.made_up import curve
+
+Runs = Mapping[Arm, Mapping[str, Any]]
+CLAIM = {claim.id: claim for claim in CLAIMS}
+NUDGES = (-0.1, 0.0, 0.1)  # of three seeds
+
+# What each claim's arms look like if it is true, and if it is not; the rest is as `curve` has it.
+TRUE: dict[str, Runs] = {
+    "fig1b": {},
+    "fig1a": {bn(1): {"error": 12}},
+    "fig1a-alike": {bn(8): {"error": 10.4}},
+    "fig1c": {agc(4): {"error": 10.2}},
+    "fig1e": {agc(4): {"loss": 0.9}},
+    "spikes": {bn(4): {"spikes": 4}},
+    "single-sample": {agc(1): {"error": 9}},
+    "fig1h": {agc(8, 0.08): {"error": 11}, agc(8, 0.64): {"diverged": 2}},
+    "fig1h-highest": {agc(8, 0.64): {"error": 14}},
+    "fig1g": {bn(8, 0.08): {"error": 10.5}},
+    "lambda-middle": {agc(4): {"lambdas": (1, 0.8, 0)}},
+    "lambda-deepest": {agc(4): {"lambdas": (1.1, 0, 0)}},
+    "lambda-last": {agc(4): {"lambdas": (1, 1, 0.05)}},
+    "lambda-depth": {agc(4): {"lambdas": (1, 0.8, 0.1)}},
+    "lambda-range": {agc(4): {"reach": (0.1, 1.9)}},
+    "fig1d": {CLASSNET_AGC: {"error": 5.34}, CLASSNET_BN: {"error": 5.53}},
+    "fig1f": {CLASSNET_AGC: {"loss": 0.9}},
+    "spikes-classnet": {CLASSNET_BN: {"spikes": 3}},
+    "lambda-learned": {agc(4, fixed_lambda=0.0): {"error": 40}},
+    "gamma-learned": {agc(4, fixed_gamma=1.0): {"error": 12}},
+    "identity": {agc(4): {"early": 5}},
+    "rate-batch": {agc(1, 0.16): {"error": 30}, agc(8, 0.02): {"error": 14}},
+    "class-weights": {LIGHT: {"error": 13}},
+    "identity-rates": {agc(8, 0.32): {"error": 12}},
+    "clipped-rates": {agc(8, 0.32): {"error": 12}},
+    "clipped-elsewhere": {},
+    "identity-clipped": {agc(4): {"error": 12}, agc(8, 0.32): {"error": 12}},
+    "identity-clipped-single": {agc(1): {"error": 12}},
+    "unit-start": {agc(4): {"early": 5}},
+    "unit-start-rates": {agc(8, 0.32): {"error": 12}},
+}
+FALSE: dict[str, Runs] = {
+    "fig1b": {agc(1): {"error": 13}},
+    "fig1a": {},
+    "fig1a-alike": {bn(8): {"error": 13}},
+    "fig1c": {agc(4): {"error": 12}},
+    "fig1e": {bn(4): {"loss": 0.9}},
+    "spikes": {agc(4): {"spikes": 4}},
+    "single-sample": {agc(1): {"error": 14}},
+    "fig1h": {agc(8, 0.08): {"error": 8}},
+    "fig1h-highest": {agc(8, 0.64): {"diverged": 2}},
+    "fig1g": {bn(8, 0.08): {"error": 14}},
+    "lambda-middle": {agc(4): {"lambdas": (1, 1, 1)}},  # as it starts
+    "lambda-deepest": {agc(4): {"lambdas": (1, 1.1, 1)}},  # near 1, as everywhere
+    "lambda-last": {agc(4): {"lambdas": (1, 1, 1)}},
+    "lambda-depth": {agc(4): {"lambdas": (1, 1, 1)}},
+    "lambda-range": {agc(4): {"reach": (0.9, 1.1)}},
+    "fig1d": {CLASSNET_AGC: {"diverged": 9}},
+    "fig1f": {CLASSNET_BN: {"loss": 0.9}},
+    "spikes-classnet": {CLASSNET_AGC: {"spikes": 3}},
+    "lambda-learned": {agc(4, fixed_lambda=0.0): {"error": 9}},
+    "gamma-learned": {agc(4): {"error": 12}},
+    "identity": {},
+    "rate-batch": {agc(1, 0.16): {"error": 6}, agc(8, 0.02): {"error": 14}},
+    "class-weights": {HEAVY: {"error": 15}},
+    "identity-rates": {agc(8, 0.64, init="identity"): {"diverged": 2}},
+    "clipped-rates": {agc(8, 0.64, clip_grad_norm=1.0): {"error": 14}},
+    "clipped-elsewhere": {agc(1, clip_grad_norm=1.0): {"error": 12}},
+    "identity-clipped": {agc(4): {"error": 8}, agc(8, 0.32): {"error": 12}},
+    "identity-clipped-single": {agc(1): {"error": 8}},
+    "unit-start": {},
+    "unit-start-rates": {agc(8, 0.64, init="unit"): {"diverged": 2}},
+}
+TRAINED = [claim for claim in CLAIMS if claim.arms]
+MEASURED = [claim for claim in CLAIMS if not claim.arms]
+
+
+def evidence(claim_id: str, runs: Runs, nudges: tuple[float, ...] = NUDGES) -> Evidence:
+    """Runs over seeds, which differ by a nudge of everything, and by a spike."""
+    curves = {}
+    for arm in CLAIM[claim_id].arms:
+        about = {"error": 10.0, "loss": 0.5, "lambdas": (1.0, 0.8, 0.0), "reach": (0.0, 2.0)}
+        about |= {"spikes": 0, **runs.get(arm, {})}
+        curves[arm] = [
+            curve(**{
+                **about,
+                "error": about["error"] + nudge,
+                "loss": about["loss"] + nudge,
+                "lambdas": tuple(
+                    v + by * nudge for v, by in zip(about["lambdas"], (0.3, 0.2, 0.1), strict=True)
+                ),
+                "reach": tuple(v + 0.2 * nudge for v in about["reach"]),
+                "spikes": about["spikes"] + i % 2,
+            })
+            for i, nudge in enumerate(nudges)
+        ]  # fmt: skip
+    return Evidence(curves)
+
+
+def test_all_claims_are_here() -> None:
+    assert set(TRUE) == set(FALSE) == {claim.id for claim in TRAINED}
+    assert len(CLAIM) == len(CLAIMS)
+
+
+@pytest.mark.parametrize("claim_id", TRUE)
+def test_what_is_true_is_reproduced(claim_id: str) -> None:
+    judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id]))
+    assert judged.verdict == "reproduced", judged.findings
+
+
+@pytest.mark.parametrize("claim_id", FALSE)
+def test_what_is_not_is_not(claim_id: str) -> None:
+    judged = judge(CLAIM[claim_id], evidence(claim_id, FALSE[claim_id]))
+    assert judged.verdict == "not reproduced", judged.findings
+
+
+def test_the_deepest_lambda_must_be_near_1_too() -> None:
+    far = {agc(4): {"lambdas": (0.2, 0.0, 0.0)}}  # above half depth, and not near 1
+    judged = judge(CLAIM["lambda-deepest"], evidence("lambda-deepest", far))
+    assert [finding.verdict for finding in judged.findings] == ["not reproduced", "reproduced"]
+    assert judged.verdict == "not reproduced"
+
+
+def is_certain(claim_id: str) -> bool:
+    """What does not hang on the nudges."""
+    return claim_id in ("spikes", "spikes-classnet")
+
+
+@pytest.mark.parametrize("claim_id", [c for c in TRUE if not is_certain(c)])
+def test_what_seeds_disagree_on_is_undecided(claim_id: str) -> None:
+    judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id], (-9.0, 0.0, 9.0)))
+    assert judged.verdict == "undecided", judged.findings
+
+
+@pytest.mark.parametrize("claim_id", TRUE)
+def test_one_seed_proves_nothing(claim_id: str) -> None:
+    judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id], (0.0,)))
+    assert judged.verdict == "undecided", judged.findings
+
+
+@pytest.mark.parametrize("claim_id", TRUE)
+def test_what_was_not_run_is_undecided(claim_id: str) -> None:
+    judged = judge(CLAIM[claim_id], Evidence())
+    assert judged.verdict == "undecided"
+    assert "no finished run of" in judged.findings[0].found
+
+
+@pytest.mark.parametrize(
+    ("bn_value", "verdict"), [(13.0, "reproduced"), (10.0, "not reproduced"), (None, "undecided")]
+)
+@pytest.mark.parametrize("claim", MEASURED, ids=lambda c: c.id)
+def test_claims_of_the_benchmark(claim: Any, bn_value: float | None, verdict: str) -> None:
+    check = claim.checks[0]
+    columns = {"ms": ("ms_p20", "ms_p50", "ms_p80")}.get(check.column, (check.column,))
+    common = {"group": check.group, "batch": str(check.batch), "engine": "graph"}
+    common |= {"dtype": "bf16", "width": "1", "size": "256x512"}
+    values = {check.under: 10.0, check.over: bn_value}
+    rows = [
+        {**common, "contender": who, **{column: str(value) for column in columns}}
+        for who, value in values.items()
+        if value is not None
+    ]
+    assert judge(claim, Evidence(bench=rows)).verdict == verdict
+
+
+def test_each_in_its_best_engine() -> None:
+    common = {"group": "segnet", "batch": "8", "dtype": "bf16", "width": "1", "size": "256x512"}
+    rows = [
+        {**common, "contender": who, "engine": engine, "ms_p20": ms, "ms_p50": ms, "ms_p80": ms}
+        for who, engine, ms in (
+            ("agc", "eager", "44"), ("agc", "graph", "10"), ("bn", "eager", "18"),
+            ("bn", "graph", "12.5"),
+        )
+    ]  # fmt: skip
+    judged = judge(CLAIM["speed"], Evidence(bench=rows))
+    assert judged.findings[0].found == "1.25"
+    assert tuple(map(str, judged.ours)) == (
+        "time of a step, BN (graph): 12.5 ms",
+        "time of a step, AGC (graph): 10 ms",
+    )
+
+
+def test_times_of_two_calls_are_not_compared() -> None:
+    common = {"group": "segnet", "batch": "8", "dtype": "bf16", "width": "1", "size": "256x512"}
+    rows = [
+        {**common, "contender": who, "engine": how, "ms_p20": ms, "ms_p50": ms, "ms_p80": ms}
+        for who, how, ms in (
+            ("agc", "eager", "22"), ("agc", "graph", "9"), ("bn", "eager", "18"),
+            ("bn", "graph", "12"),
+        )
+    ]  # fmt: skip
+    for later, verdict in (((), "reproduced"), ((0, 2), "reproduced"), ((3,), "undecided")):
+        calls = [{**row, "run": "b" if i in later else "a"} for i, row in enumerate(rows)]
+        finding = judge(CLAIM["speed"], Evidence(bench=calls)).findings[0]
+        assert finding.verdict == verdict  # of the two best, whenever the others were measured
+        assert finding.found == "1.33" or "two calls" in finding.found
+
+
+def test_intervals() -> None:
+    inf = math.inf
+    assert difference([1.0], [3.0]) == Interval(-2, -inf, inf)
+    assert difference([1.0, 1.0], [3.0]) == Interval(-2, -inf, inf)
+    assert difference([1.0, 1.0], [3.0, 3.0]) == Interval(-2, -inf, inf)  # no spread to judge by
+    assert difference([1.0, 3.0], [5.0, 7.0]).high == pytest.approx(-4 + 2.92 * math.sqrt(2))
+    # From three numbers on (Welch), a side that does not vary adds no freedom to the other.
+    assert difference([1.0, 2.0, 3.0], [5.0] * 3).high == pytest.approx(-3 + 2.92 / math.sqrt(3))
+    assert difference([1.0, 2.0, 3.0], [5.0, 6.0, 7.0]).high == pytest.approx(
+        -4 + 2.132 * math.sqrt(2 / 3)
+    )
+    assert difference([1.0] * 3, [3.0] * 3) == Interval(-2, -inf, inf)
+    assert math.isnan(difference([inf], [inf]).middle)
+    assert mean_of([1.0, 3.0]) == pytest.approx(Interval(2, 2 - 6.314, 2 + 6.314))
+    assert mean_of([0.0, 2.0] * 20).high == pytest.approx(1 + 1.697 * math.sqrt(40 / 39 / 40))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "certain"),
+    [
+        ([math.inf] * 3, [8.0, 9.0, 8.0], True),
+        ([8.0, 9.0, 8.0], [math.inf, math.inf, math.inf, 9.0], True),
+        ([math.inf, math.inf, 9.0], [8.0, 9.0, 8.0], False),  # two of three
+        ([math.inf] * 2, [8.0, 9.0, 8.0], False),  # may be chance
+        ([math.inf] * 3, [8.0, 9.0], False),
+        ([math.inf] * 3, [math.inf, 8.0, 9.0], False),
+        ([math.inf] * 3, None, True),
+    ],
+)
+def test_most_runs_have_to_diverge(a: list[float], b: list[float] | None, certain: bool) -> None:
+    interval = difference(a, b)
+    assert (interval.low == interval.high) == certain
+    assert (decide(interval, 0, math.inf) == "undecided") == (not certain)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.5, 0.5, "reproduced"),
+        (-1.0, 0.5, "undecided"),  # the region is open
+        (-1.5, 1.5, "undecided"),
+        (1.0, 1.5, "not reproduced"),
+        (-3.0, -1.0, "not reproduced"),
+        (-math.inf, math.inf, "undecided"),
+    ],
+)
+def test_where_an_interval_lies(low: float, high: float, verdict: str) -> None:
+    assert decide(Interval((low + high) / 2, low, high), -1, 1) == verdict
+
+
+def test_one_check_that_fails_is_enough() -> None:
+    assert together(["reproduced", "undecided", "not reproduced"]) == "not reproduced"
+    assert together(["reproduced", "undecided"]) == "undecided"
+    assert together(["reproduced", "reproduced"]) == "reproduced"
+    assert together([]) == "undecided"
+
+
+def test_what_is_found_is_said() -> None:
+    check = Check(measure=FINAL, arm=bn(1), against=bn(4), low=1)
+    curves = {bn(1): [curve(12.0), curve(14.0)], bn(4): [curve(9.0), curve(11.0)]}
+    finding = check.judge(Evidence(curves))
+    assert finding.quantity == "final error: BN batch 1 rate 0.02 less BN batch 4 rate 0.08"
+    assert finding.region == "above 1 point"
+    assert finding.rule == "final error: differences above 1 point"
+    assert finding.found == "3.00 points, 90% within -1.13 and 7.13, 2 seeds"
+    assert str(finding.values[0]) == "final error, BN batch 1 rate 0.02: 13.52 ± 1.41 % (n=2)"
+    more = {bn(1): [curve(diverged=2)] * 3, bn(4): [curve(10.0)] * 3}
+    gone = check.judge(Evidence(more))
+    assert gone.found == "worse without bound: runs diverged"
+    assert str(gone.values[0]) == "final error, BN batch 1 rate 0.02: 3 of 3 diverged"
+    one = check.judge(Evidence({**curves, bn(1): [curve(diverged=2), curve(10.0)]}))
+    assert one.found == "too few runs to tell, 2 seeds: some diverged"
+    assert one.verdict == "undecided"
+    assert str(one.values[0]) == "final error, BN batch 1 rate 0.02: 1 of 2 diverged"
+
+
+def test_names_tell_arms_apart() -> None:
+    arms = {arm for claim in CLAIMS for arm in claim.arms}
+    assert len({arm.name for arm in arms}) == len({str(arm) for arm in arms}) == len(arms)
+
+
+def test_figure_1_needs_no_run_of_its_own() -> None:
+    drawn = {arm for panel in FIGURE_1 for arm in panel.lines}
+    assert drawn <= {arm for claim in CLAIMS for arm in claim.arms}
+    assert [panel.letter for panel in FIGURE_1] == list("abcdefgh")

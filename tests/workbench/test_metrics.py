@@ -1,0 +1,79 @@
+"""The confusion matrix against loops, in uneven pieces and over processes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepcontrol.workbench.data.sample import VOID
+from deepcontrol.workbench.metrics import ConfusionMatrix
+from tests.processes import run_two
+
+CLASSES = 5
+
+
+def predictions(n: int = 7) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(3)
+    predicted = torch.randint(0, CLASSES - 1, (n, 6, 5), generator=rng)
+    labels = torch.randint(0, CLASSES - 1, (n, 6, 5), generator=rng)
+    labels[torch.rand(labels.shape, generator=rng) < 0.2] = VOID
+    return predicted, labels.to(torch.uint8)
+
+
+def test_against_loops() -> None:
+    predicted, labels = predictions()
+    matrix = ConfusionMatrix(CLASSES)
+    matrix.update(predicted, labels)
+    pairs = [
+        (t, p)
+        for t, p in zip(labels.flatten().tolist(), predicted.flatten().tolist(), strict=True)
+        if t != VOID
+    ]
+    assert matrix.pixel_error == pytest.approx(sum(t != p for t, p in pairs) / len(pairs))
+    ious = []
+    for c in range(CLASSES - 1):
+        both = sum(t == c and p == c for t, p in pairs)
+        either = sum(c in (t, p) for t, p in pairs)
+        ious.append(both / either)
+    assert matrix.class_iou[: CLASSES - 1].tolist() == pytest.approx(ious)
+    assert matrix.class_iou[-1].isnan()  # never seen, never predicted
+    assert matrix.mean_iou == pytest.approx(sum(ious) / len(ious))
+
+
+def test_uneven_pieces_add_up_exactly() -> None:
+    predicted, labels = predictions()
+    whole, pieces = ConfusionMatrix(CLASSES), ConfusionMatrix(CLASSES)
+    whole.update(predicted, labels)
+    for part in (slice(0, 3), slice(3, 6), slice(6, 7), slice(7, 7)):
+        pieces.update(predicted[part], labels[part])
+    assert torch.equal(whole.counts, pieces.counts)
+
+
+def test_before_anything_was_seen() -> None:
+    matrix = ConfusionMatrix(3)
+    assert torch.tensor(matrix.pixel_error).isnan()
+    assert torch.tensor(matrix.mean_iou).isnan()
+    with pytest.raises(ValueError, match=r"\(2, 3\).*\(3, 2\)"):
+        matrix.update(torch.zeros(2, 3), torch.zeros(3, 2))
+    for predicted, label in ((0, 3), (3, 0), (-1, 1), (3, 2)):
+        with pytest.raises(ValueError, match="outside of the 3 classes"):
+            matrix.update(torch.tensor([predicted]), torch.tensor([label]))
+    assert not matrix.counts.any()
+
+
+def worker(rank: int, folder: str) -> None:
+    predicted, labels = predictions()
+    share = slice(0, 2) if rank == 0 else slice(2, 7)
+    matrix = ConfusionMatrix(CLASSES)
+    matrix.update(predicted[share], labels[share])
+    matrix.reduce()
+    torch.save(matrix.counts, Path(folder) / f"{rank}.pt")
+
+
+def test_two_processes_with_uneven_shares(tmp_path: Path) -> None:
+    run_two(worker, str(tmp_path))
+    whole = ConfusionMatrix(CLASSES)
+    whole.update(*predictions())
+    for rank in range(2):
+        assert torch.equal(torch.load(tmp_path / f"{rank}.pt", weights_only=True), whole.counts)

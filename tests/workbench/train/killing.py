@@ -1,0 +1,90 @@
+"""Kill runs at random moments and let them go on: python killing.py FOLDER WORKERS COUNT
+
+One process imports torch and forks for each run, which saves the import. It prints a line a kill.
+"""
+
+import functools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch._dynamo  # which the first optimizer imports, for seconds
+
+from deepcontrol.step import TrainingStep
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.data.streets import Streets
+from deepcontrol.workbench.train.build import open_sources
+from tests.workbench.train.runs import command, differences, tiny
+
+EPOCHS, STEPS = 2, 8  # of these runs
+
+
+def forked(arguments: list[str], kill_at: tuple[Path, int, float] | None = None) -> int:
+    """Run in a fork, which kills itself some time after a step; the exit status as a shell's."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        torch.set_num_threads(1)
+        if kill_at is not None:
+            kill_after(*kill_at)
+        code = main(arguments)
+        time.sleep(10 if kill_at is not None else 0)  # it comes, even if all is done
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_after(run: Path, step: int, seconds: float) -> None:
+    """kill -9 so many seconds after the call of that step: in it, in a save, in an evaluation.
+
+    A checkpoint is there by then: whoever starts from nothing proves nothing.
+    """
+    steps, call = iter(range(1, STEPS + 1)), TrainingStep.__call__
+
+    def counted(self: TrainingStep, *batch: torch.Tensor) -> torch.Tensor:
+        if next(steps) == step:
+            while not (run / "last").exists():
+                time.sleep(0.001)
+            kill = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+            kill.daemon = True
+            kill.start()
+        return call(self, *batch)
+
+    TrainingStep.__call__ = counted  # type: ignore[method-assign]
+
+
+def killed_and_continued(folder: Path, workers: int, number: int, whole: Path) -> str:
+    rng = random.Random(1000 * workers + number)
+    save_steps = rng.choice([0, 1, 3])
+    first = save_steps or STEPS // EPOCHS  # after which there is a checkpoint
+    step, seconds = rng.randrange(first + 1, STEPS + 1), rng.uniform(0, 0.04)
+    run = folder / f"run{number}"
+    arguments = command(run, epochs=EPOCHS, workers=workers, save_steps=save_steps)
+    status = forked(arguments, (run, step, seconds))
+    if status != -signal.SIGKILL:
+        return f"was not killed: {status}"
+    if not any((run / name).exists() for name in ("last", "previous")):
+        return "had nothing to go on from"
+    status = forked(arguments)
+    return ", ".join(differences(run, whole)) if status == 0 else f"did not go on: {status}"
+
+
+def kill_many() -> None:
+    folder, workers, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    whole = folder / "whole"
+    # Drawing two scenes to know the data would take half of every run here.
+    Streets.fingerprint = functools.cache(Streets.fingerprint)  # type: ignore[method-assign]
+    for source in open_sources(tiny()):
+        source.fingerprint()
+    assert forked(command(whole, epochs=EPOCHS)) == 0
+    for number in range(count):
+        wrong = killed_and_continued(folder, workers, number, whole)
+        print(f"{number}: {wrong or 'the same'}", flush=True)
+
+
+if __name__ == "__main__":
+    kill_many()

@@ -1,0 +1,114 @@
+"""Configurations: written whole, read with suspicion, never changed under a run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.train.config import (
+    ConfigChangedError,
+    Train,
+    check_unchanged,
+    load_config,
+    save_config,
+)
+
+CONFIG = Train(out=Path("x"), data="camvid", data_root=Path("a b/c"), lr=0.5, size=(32, 96))
+
+
+def saved(run: Path, **changes: Any) -> Path:
+    """config.json of CONFIG with changes made by another hand."""
+    run.mkdir()
+    save_config(replace(CONFIG, out=run), {"lr": 0.5}, {"commit": None})
+    content = json.loads((run / "config.json").read_text())
+    content["config"] |= changes
+    (run / "config.json").write_text(json.dumps(content))
+    return run
+
+
+def test_what_is_saved_is_loaded(run: Path) -> None:
+    config, derived = load_config(saved(run))
+    assert config == replace(CONFIG, out=run)
+    assert derived == {"lr": 0.5}
+
+
+def test_a_run_from_before_a_flag_goes_on_as_it_began(run: Path) -> None:
+    path = saved(run) / "config.json"
+    content = json.loads(path.read_text())
+    del content["config"]["clip_grad_norm"], content["config"]["eval_whole"]
+    path.write_text(json.dumps(content))
+    assert load_config(run)[0] == replace(CONFIG, out=run, eval_whole=True)  # as it was then
+    del content["config"]["seed"]  # was there from the beginning
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="no seed"):
+        load_config(run)
+
+
+def test_a_run_folder_from_elsewhere_writes_nothing_outside_of_itself(run: Path) -> None:
+    config, _ = load_config(saved(run, out="../../elsewhere"))
+    assert config.out == run
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": "4"}, "batch_size cannot be '4'"),
+        ({"batch_size": True}, "batch_size cannot be True"),
+        ({"batch_size": 0}, "--batch-size must be at least 1, got 0"),
+        ({"model": "resnet"}, "model cannot be 'resnet'"),
+        ({"size": [32]}, r"size cannot be \[32\]"),
+        ({"size": [32, -4]}, r"size cannot be \[32, -4\]"),
+        ({"data_root": ["a"]}, r"data_root cannot be \['a'\]"),
+        ({"lr": "nan"}, "lr cannot be 'nan'"),
+        ({"lr": float("nan")}, "--lr must be positive, got nan"),
+        ({"lr": 10**400}, "lr is too large"),
+        ({"seed": 2**63}, "--seed must be at most 9223372036854775807, got 9223372036854775808"),
+        ({"momentum": 1.0}, "--momentum must be from 0 to 0.999, got 1.0"),
+        ({"color": 1}, "unknown color"),
+    ],
+)
+def test_what_is_wrong_is_named(run: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load_config(saved(run, **changes))
+    assert str(run / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1}', "[" * 100_000])
+def test_what_is_no_configuration_is_refused(run: Path, text: str) -> None:
+    run.mkdir()
+    with pytest.raises(ValueError, match="is no run folder"):
+        load_config(run)
+    (run / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load_config(run)
+
+
+def test_a_run_goes_on_as_itself_alone() -> None:
+    free = {"epochs": 300, "workers": 2, "save_steps": 7, "out": Path("y"), "data_root": Path("z")}
+    for name, value in free.items():
+        check_unchanged(replace(CONFIG, **{name: value}), CONFIG)
+    changed = replace(CONFIG, lr=0.25, size=(64, 96), norm="bn")
+    with pytest.raises(ConfigChangedError) as caught:
+        check_unchanged(changed, CONFIG)
+    for difference in ("--lr 0.5 -> 0.25", "--size 32x96 -> 64x96", "--norm agc -> bn"):
+        assert difference in str(caught.value)
+    assert "momentum" not in str(caught.value)
+
+
+def test_the_command_refuses_and_changes_nothing(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    assert main(["train", "--out", str(whole), "--momentum", "0.95"]) == 1
+    assert "--momentum 0.9 -> 0.95" in capsys.readouterr().err
+    for path, content in before.items():
+        if path.name != "lock":
+            assert path.read_bytes() == content
+
+
+def test_the_rate_follows_the_batch() -> None:
+    assert Train(out=Path("x"), batch_size=8).rate == pytest.approx(0.16)
+    assert Train(out=Path("x"), batch_size=8, lr=0.5).rate == 0.5

@@ -1,0 +1,196 @@
+"""Several processes train as one would: the same gradient, each image once, elastic restarts."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from deepcontrol.workbench import runfolder
+from deepcontrol.workbench.data import VOID, Batch
+from deepcontrol.workbench.train.build import build_data, build_model, open_sources
+from deepcontrol.workbench.train.checkpoint import load
+from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.distributed import Group
+from deepcontrol.workbench.train.evaluate import evaluate
+from deepcontrol.workbench.train.interrupts import Interrupts
+from deepcontrol.workbench.train.loop import train_run
+from deepcontrol.workbench.train.objective import Objective
+from deepcontrol.workbench.train.progress import Show
+from deepcontrol.workbench.train.run import open_run
+from deepcontrol.workbench.train.saving import load_weights
+from tests.processes import WORLD, run_two
+from tests.workbench.train.launched import WOUND_UP
+from tests.workbench.train.runs import command, differences, metrics, same, tiny
+
+CLASSES = 19
+
+
+def batch_of(images: int) -> Batch:
+    """Noise, whose labels are void to a different share in each image."""
+    rng = torch.Generator().manual_seed(3)
+    labels = torch.randint(CLASSES, (images, 32, 64), generator=rng).to(torch.uint8)
+    for i in range(images):
+        labels[i, : 7 * i] = VOID
+    pictures = torch.randn(images, 3, 32, 64, generator=rng, dtype=torch.float64)
+    segments = torch.randint(5, (images, 32, 64), generator=rng).to(torch.int16)
+    return Batch(pictures, labels, segments)
+
+
+def gradients(kind: dict[str, str], group: Group, batch: Batch, images: int) -> dict[str, Tensor]:
+    """Of the loss of a whole batch, of which this process has `batch`."""
+    model = build_model(tiny(**kind), CLASSES).double()
+    objective = Objective(kind["model"], torch.linspace(0.5, 1.5, CLASSES))
+    wrapped = DistributedDataParallel(model) if group.world > 1 else model
+    shares = (group.shares(batch.labels, images),) if group.world > 1 else ()
+    objective.loss(wrapped(batch.images), *objective.targets(batch), *shares).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+KINDS = {  # and how many images the whole batch has
+    "agc": ({"model": "segnet", "norm": "agc"}, 3),
+    "agc, an image for one process alone": ({"model": "segnet", "norm": "agc"}, 1),
+    "contours": ({"model": "classnet", "norm": "none"}, 3),
+    "bn": ({"model": "segnet", "norm": "bn"}, 3),
+}
+
+
+def in_each_process(rank: int, folder: str) -> None:
+    """Each kind's gradients, and an evaluation, by two processes together."""
+    group, found = Group(torch.device("cpu"), rank, WORLD), {}
+    for name, (kind, images) in KINDS.items():
+        batch = batch_of(images)
+        own = Batch(*(a[rank::WORLD] for a in batch))
+        if rank >= images:  # as Batches has it: an image that counts nowhere
+            own = Batch(batch.images, torch.full_like(batch.labels, VOID), batch.segments)
+        found[name] = gradients(kind, group, own, images)
+    result = {"gradients": found, "counts": counts(group)}
+    for wrapper, fsdp in {"ddp": {}, "fsdp": {"fsdp": ""}}.items():
+        # The higher the rate, the further apart are the statistics of the processes.
+        config = tiny(Path(folder) / wrapper, norm="bn", epochs=1, lr=1, **fsdp)
+        config.out.mkdir(exist_ok=True)
+        show = Show(Console(quiet=True), speaks=False)
+        with open_run(config, group, show, Interrupts()) as run:
+            assert train_run(run) == 0
+            result[wrapper] = dict(run.model.named_buffers())
+        train_clipped(Path(folder) / f"{wrapper}-clipped", group, **fsdp)
+    torch.save(result, Path(folder) / f"{rank}.pt")
+
+
+def train_clipped(out: Path, group: Group, **fsdp: str) -> None:
+    """A run whose every gradient is longer than it may be."""
+    config = tiny(out, epochs=1, lr=1, clip_grad_norm=0.01, **fsdp)
+    config.out.mkdir(exist_ok=True)
+    with open_run(config, group, Show(Console(quiet=True), speaks=False), Interrupts()) as run:
+        assert train_run(run) == 0
+
+
+def counts(group: Group) -> Tensor:
+    """The confusion matrix of the network's start over the validation images."""
+    config = tiny()
+    data = build_data(config, open_sources(config), group, lambda *_: None)
+    return evaluate(build_model(config, CLASSES), data.val).counts
+
+
+def largest_difference(name: str, shared: list[dict[str, Any]]) -> float:
+    """Between two processes' gradient and one's, relative to each parameter's largest."""
+    kind, images = KINDS[name]
+    alone = gradients(kind, Group(torch.device("cpu")), batch_of(images), images)
+    worst = 0.0
+    for found in shared:
+        assert found["gradients"][name].keys() == alone.keys()
+        for parameter, value in alone.items():
+            assert value.abs().max() > 0
+            error = (found["gradients"][name][parameter] - value).abs().max() / value.abs().max()
+            worst = max(worst, float(error))
+    return worst
+
+
+def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
+    """One test, because the two processes take longer to start than all that they do.
+
+    With BatchNorm each of them normalizes by its own images' statistics: another function, and
+    another gradient.
+    """
+    run_two(in_each_process, str(tmp_path))
+    shared = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    errors = {name: largest_difference(name, shared) for name in KINDS}
+    assert errors.pop("bn") > 1e-2
+    assert all(error < 1e-10 for error in errors.values()), errors
+    # 3 validation images in batches of 2: the last leaves one process without an image.
+    alone = Group(torch.device("cpu"))
+    config = tiny()
+    labels = build_data(config, open_sources(config), alone, lambda *_: None).val.cache.labels
+    for found in shared:
+        assert torch.equal(found["counts"], counts(alone))
+        assert found["counts"].sum() == (labels != VOID).sum()
+    for wrapper in ("ddp", "fsdp"):  # each has the running statistics of its own images
+        run, last = tmp_path / wrapper, load(tmp_path / wrapper / "last").model
+        for found in shared:
+            assert same(found[wrapper], {name: last[name] for name in found[wrapper]})
+        assert metrics(run)[-1]["val_error"] == error_of_last(run)
+    train_clipped(tmp_path / "clipped", alone)
+    for wrapper in ("ddp", "fsdp"):  # the norm is that of the whole gradient
+        assert_close(tmp_path / f"{wrapper}-clipped", tmp_path / "clipped")
+
+
+def error_of_last(run: Path) -> float:
+    config, _ = load_config(run)
+    data = build_data(config, open_sources(config), Group(torch.device("cpu")), lambda *_: None)
+    model = build_model(config, CLASSES)
+    load_weights(model, load(run / "last").model)
+    return evaluate(model, data.val).pixel_error
+
+
+def launch(out: Path, dies_at: int = 0, **changes: Any) -> str:
+    """Two processes under torchrun, which starts them anew when one dies; what they said."""
+    torchrun = ["torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    script = [str(Path(__file__).with_name("launched.py")), str(dies_at)]
+    words = [sys.executable, "-m", *torchrun, *script, *command(out, **changes)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        said, complaints = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with its children
+        raise
+    assert process.returncode == 0, said[-3000:] + complaints[-3000:]
+    assert WOUND_UP not in said  # with gloo's threads still at work: see end_if_launched
+    return said
+
+
+def assert_close(run: Path, other: Path) -> None:
+    """The same but for the order of sums."""
+    weights = load(other / "last").model
+    for name, value in load(run / "last").model.items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-3, atol=1e-4, msg=name)
+    for a, b in zip(metrics(run)[1:], metrics(other)[1:], strict=True):
+        assert a == pytest.approx(b, rel=0.02)
+
+
+def test_two_processes_end_where_one_does_restarted_or_not(whole: Path, tmp_path: Path) -> None:
+    together, restarted = tmp_path / "together", tmp_path / "restarted"
+    launch(together)
+    assert_close(together, whole)
+    layers = [
+        runfolder.read_records(run / runfolder.LAYERS)[0]["layers"] for run in (together, whole)
+    ]
+    assert layers[0] == layers[1]  # before any training, to the bit: counts are whole numbers
+    said = launch(restarted, dies_at=7)
+    assert "continued after epoch 1, step 0" in said
+    assert differences(restarted, together) == []
+
+
+def test_sharded_and_restarted(whole: Path, tmp_path: Path) -> None:
+    """FSDP2: parameters and momentum are put together for the checkpoint, and split again."""
+    said = launch(tmp_path / "run", dies_at=7, fsdp="")
+    assert "continued after epoch 1, step 0" in said
+    assert_close(tmp_path / "run", whole)

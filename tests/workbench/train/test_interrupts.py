@@ -1,0 +1,59 @@
+"""SIGTERM and SIGINT finish the step and save; a second SIGINT leaves at once."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from deepcontrol.workbench.train.checkpoint import load
+from tests.workbench.train.runs import command, start
+
+SLOW = """
+import sys, time
+from deepcontrol.workbench.cli import main
+from deepcontrol.step import TrainingStep
+call, steps = TrainingStep.__call__, iter(range(100))
+
+def slow(self, *batch):
+    if next(steps) == 5:
+        print("in a long step", flush=True)
+        time.sleep(60)
+    return call(self, *batch)
+
+TrainingStep.__call__ = slow
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_sigterm_saves_and_has_its_exit_code(run: Path) -> None:
+    """SIGINT is Ctrl-C in test_terminal.py."""
+    process = start(run, epochs=1000)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("epoch 1/1000"):
+            break
+    process.send_signal(signal.SIGTERM)
+    said, complaints = process.communicate(timeout=60)
+    assert process.returncode == 143, complaints
+    last = load(run / "last").state["position"]
+    step = 4 * last["epoch"] + last["step"]
+    assert f"SIGTERM: saved at step {step}. The same command goes on." in said
+    assert complaints == ""
+
+
+def test_a_second_sigint_leaves_at_once(run: Path) -> None:
+    words = [sys.executable, "-c", SLOW, *command(run)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "in a long step\n":
+                break
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        assert process.poll() is None  # it would finish its step first
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == 130
+        assert time.monotonic() - started < 5
+    assert load(run / "last").state["position"]["epoch"] == 1  # as the epoch's end left it

@@ -1,0 +1,246 @@
+"""A run that was killed ends where it would have ended, to the bit."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepcontrol.workbench import runfolder
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.metrics import ConfusionMatrix
+from deepcontrol.workbench.train import run as run_module
+from deepcontrol.workbench.train.checkpoint import load
+from tests.workbench.train.runs import (
+    STEPS,
+    command,
+    differences,
+    metrics,
+    signal_at_step,
+    start,
+    train_here,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_at_20_random_moments_20_of_20_end_alike(workers: int, tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "tests.workbench.train.killing",
+        str(tmp_path),
+        str(workers),
+        "20",
+    ]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == [f"{i}: the same" for i in range(20)], done.stderr[-2000:]
+
+
+def test_goes_on_when_nobody_listens(run: Path, whole: Path) -> None:
+    with start(run) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()  # as `| head -1` does
+        assert process.wait(timeout=120) == 0
+    assert differences(run, whole) == []
+
+
+def test_the_whole_of_it_is_written(whole: Path) -> None:
+    run, lines = whole, metrics(whole)
+    assert [line["epoch"] for line in lines] == [0, 1, 2, 3]
+    assert [line["step"] for line in lines] == [0, 4, 8, STEPS]
+    assert [line["epoch"] for line in runfolder.read_records(run / runfolder.LAYERS)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert lines[0]["train_loss"] is None
+    assert lines[3]["train_loss"] < lines[1]["train_loss"]
+    there = {path.name.split(".")[0] for path in run.iterdir()}
+    assert there == {
+        "config", "metrics", "layers", "events", "last", "previous", "best", "samples", "lock",
+    }  # fmt: skip
+    assert [path.name for path in (run / "samples").iterdir()] == ["epoch-0002.png"]
+    best = min(lines[1:], key=lambda line: line["val_error"])
+    assert load(run / "best").state["position"]["best_epoch"] == best["epoch"]
+
+
+def test_more_epochs_are_the_same_run_for_longer(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_here(tmp_path / "two", epochs=2)
+    assert main(["train", "--out", str(tmp_path / "two"), "--epochs", "3", "--workers", "1"]) == 0
+    assert "continued after epoch 2" in capsys.readouterr().out
+    assert differences(tmp_path / "two", whole) == []
+    assert main(["train", "--out", str(tmp_path / "two")]) == 0  # with nothing left to do
+    assert differences(tmp_path / "two", whole) == []
+
+
+def test_a_finished_run_without_checkpoints_loses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a study leaves them: whoever trains there again keeps what was written."""
+    run = tmp_path / "run"
+    train_here(run, epochs=2)
+    for time in (1, 2):
+        before = {name: (run / name).read_text() for name in ("metrics.jsonl", "layers.jsonl")}
+        for name in ("last", "previous", "best"):
+            shutil.rmtree(run / name, ignore_errors=True)
+        assert main(["train", "--out", str(run), "--epochs", "1"]) == 0
+        assert "it was over and has no checkpoint: it begins anew" in capsys.readouterr().out
+        for name, text in before.items():
+            assert (run / f"{name}.old{time}").read_text() == text
+        assert [line["epoch"] for line in metrics(run)] == [0, 1]
+
+
+def test_a_diverged_run_without_checkpoints_loses_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train_here(run, epochs=2)
+    (run / "diverged.json").write_text('{"epoch": 3, "step": 1}')
+    before = {name: (run / name).read_text() for name in ("metrics.jsonl", "diverged.json")}
+    for name in ("last", "previous", "best"):
+        shutil.rmtree(run / name)
+    train_here(run, epochs=3)
+    for name, text in before.items():
+        assert (run / f"{name}.old1").read_text() == text
+    assert not (run / "diverged.json").exists()
+
+
+def test_records_are_put_aside_before_the_configuration_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, the next start knows them for what they are."""
+    run = tmp_path / "run"
+    train_here(run, epochs=1)
+    before = (run / "metrics.jsonl").read_text()
+    for name in ("last", "previous", "best"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "save_config", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            main(["train", "--out", str(run), "--epochs", "2"])
+    assert main(["train", "--out", str(run), "--epochs", "2"]) == 0
+    assert (run / "metrics.jsonl.old1").read_text() == before
+
+
+def test_a_best_by_its_former_name_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed between the two renames."""
+    run = tmp_path / "run"
+    train_here(run, epochs=2)
+    (run / "best").rename(run / ".best.old")
+    capsys.readouterr()
+    assert main(["train", "--out", str(run), "--epochs", "3"]) == 0
+    assert "best is gone" not in capsys.readouterr().out
+
+
+def test_a_best_that_is_gone_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for damage in (shutil.rmtree, lambda best: (best / "model.safetensors").write_bytes(b"")):
+        run = tmp_path / str(damage)
+        train_here(run, epochs=2)
+        damage(run / "best")
+        capsys.readouterr()
+        assert main(["train", "--out", str(run), "--epochs", "3"]) == 0
+        assert "best is gone or damaged" in capsys.readouterr().out
+        assert load(run / "best").state["position"]["best_epoch"] == 3
+    shutil.rmtree(run / "best")
+    assert main(["train", "--out", str(run)]) == 0
+    assert "no epoch is left to take its place" in capsys.readouterr().out
+
+
+def test_a_torn_checkpoint_is_passed_over(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_here(tmp_path / "torn", epochs=2)
+    path = tmp_path / "torn" / "last" / "state.pt"
+    path.write_bytes(path.read_bytes()[:-100])
+    train_here(tmp_path / "torn")
+    said = capsys.readouterr().out
+    assert "passed over" in said
+    assert "continued after epoch 1" in said
+    assert differences(tmp_path / "torn", whole) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"norm": "bn"},
+        {"norm": "agc", "init": "identity", "momentum": "0"},
+        {"model": "classnet", "norm": "none", "epochs": "2"},
+    ],
+    ids=["buffers", "no momentum", "classnet"],
+)
+def test_stopped_in_an_epoch_other_models_go_on_alike(
+    kind: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_here(tmp_path / "whole", **kind)
+    with monkeypatch.context() as patch:
+        signal_at_step(6, signal.SIGTERM, patch)
+        assert main(command(tmp_path / "stopped", **kind)) == 128 + signal.SIGTERM
+    position = load(tmp_path / "stopped" / "last").state["position"]
+    assert (position["epoch"], position["step"]) == (1, 2)
+    train_here(tmp_path / "stopped", **kind)
+    assert differences(tmp_path / "stopped", tmp_path / "whole") == []
+
+
+def test_stopped_in_an_evaluation(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch's steps are done and saved; its evaluation is made when the run goes on."""
+    original, calls = ConfusionMatrix.update, []
+
+    def update(self: ConfusionMatrix, *args: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:  # the first of epoch 1's two batches
+            os.kill(os.getpid(), signal.SIGINT)
+        original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConfusionMatrix, "update", update)
+        assert main(command(tmp_path / "stopped")) == 130
+    position = load(tmp_path / "stopped" / "last").state["position"]
+    assert (position["epoch"], position["step"]) == (0, 4)
+    train_here(tmp_path / "stopped")
+    assert differences(tmp_path / "stopped", whole) == []
+
+
+@pytest.mark.gpu
+def test_deterministic_on_a_gpu(tmp_path: Path) -> None:
+    """In processes of their own, as the switch is the whole process's."""
+    flags = {"device": "cuda", "deterministic": ""}
+    for out, epochs in (("whole", {}), ("half", {"epochs": "2"}), ("half", {})):
+        process = start(tmp_path / out, **flags | epochs)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    assert differences(tmp_path / "half", tmp_path / "whole") == []
+
+
+def test_fewer_epochs_than_are_done_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train_here(run, epochs=2)
+    assert main(["train", "--out", str(run), "--epochs", "1"]) == 1
+    assert "has done 2 epochs, more than --epochs 1" in capsys.readouterr().err
+    assert main(["train", "--out", str(run)]) == 0  # the configuration is as it was
+    assert len(metrics(run)) == 3
+
+
+def test_a_checkpoint_of_who_knows_what_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    train_here(run, epochs=1)
+    (run / "config.json").unlink()
+    assert main(command(run)) == 1
+    assert "has a checkpoint and no config.json" in capsys.readouterr().err
