@@ -1,15 +1,12 @@
-"""The 19 Cityscapes classes by name; their order and colors are those of cityscapes.py."""
+"""The classes of the labels: the 19 training ids of Cityscapes, and void."""
 
 from enum import IntEnum
 
-from deepcontrol.workbench.data.cityscapes import CLASSES, PALETTE
-from deepcontrol.workbench.data.sample import VOID
-
-__all__ = ["CLASSES", "FIRST_THING", "PALETTE", "VOID", "Class"]
+VOID = 255  # the label of pixels without a class
 
 
 class Class(IntEnum):
-    """One member for each trainId, so that scene code never writes a bare number."""
+    """Training ids. The classes from PERSON on are objects and have instance numbers."""
 
     ROAD = 0
     SIDEWALK = 1
@@ -30,6 +27,3 @@ class Class(IntEnum):
     TRAIN = 16
     MOTORCYCLE = 17
     BICYCLE = 18
-
-
-FIRST_THING = Class.PERSON
