@@ -8,7 +8,7 @@ from .shapes import Shape
 from .street import Side, Site
 from .textures import FACADES, Texture
 
-END = 150.0  # z at which both sides of the street end
+END = 150.0  # z where both sides of the street end
 
 
 def line_street(site: Site) -> None:
@@ -100,7 +100,7 @@ def _walled(site: Site, side: Side, z: float, length: float) -> None:
 
 
 def _far_corner(site: Site, side: Side, z: float) -> None:
-    """Place the facades on the far side of the cross street, which face the camera."""
+    """Place facades that face the camera on the far side of the cross street."""
     x = side.front + site.dice.between(8.0, 14.0)
     while x < 70.0:
         width = site.dice.between(8.0, 18.0)

@@ -105,15 +105,10 @@ def _walker(stride: float, coat_low: float, bag: bool) -> Shape:
 def _stander(view: str, spread: float, coat_low: float, bag: bool) -> Shape:
     """Build a pedestrian seen from the front or the back."""
     shape = Shape()
-    _leg(
-        shape,
-        (-0.1, 0.88),
-        (-0.1 - spread * 0.4, 0.5),
-        (-0.1 - spread * 0.3, 0.1),
-        PANTS_DARK,
-        0.02,
-    )
-    _leg(shape, (0.1, 0.88), (0.1 + spread * 0.4, 0.48), (0.1 + spread * 0.5, 0.05), PANTS, 0.02)
+    knee, foot = (-0.1 - spread * 0.4, 0.5), (-0.1 - spread * 0.3, 0.1)
+    _leg(shape, (-0.1, 0.88), knee, foot, PANTS_DARK, 0.02)
+    knee, foot = (0.1 + spread * 0.4, 0.48), (0.1 + spread * 0.5, 0.05)
+    _leg(shape, (0.1, 0.88), knee, foot, PANTS, 0.02)
     _arm(shape, (-0.22, 1.38), (-0.29, 1.12), (-0.27, 0.87), COAT_DARK)
     _arm(shape, (0.22, 1.38), (0.3, 1.12), (0.26, 0.88), COAT)
     _torso(shape, 0.0, 0.23, coat_low)
@@ -126,30 +121,14 @@ def _stander(view: str, spread: float, coat_low: float, bag: bool) -> Shape:
 def _rider_side(seat: float, reach: float, lean: float, pedal: float, helmet: bool) -> Shape:
     """Build a rider in profile, with hands on the handlebar and feet on the pedals."""
     shape = Shape()
-    hip, shoulder = (-0.2, seat), (-0.2 + lean, seat + 0.56)
+    hip, (x, y) = (-0.2, seat), (-0.2 + lean, seat + 0.56)
     _leg(shape, hip, (0.18, seat - 0.22), (0.02, 0.22 + pedal), PANTS_DARK, 0.1)
-    shape.flat(bar((hip[0], hip[1] - 0.05), 0.32, shoulder, 0.36), COAT, Texture.CLOTH)
-    shape.flat(
-        bar((hip[0] - 0.1, hip[1]), 0.1, (shoulder[0] - 0.12, shoulder[1]), 0.12),
-        COAT_DARK,
-        Texture.CLOTH,
-    )
-    _leg(
-        shape,
-        hip,
-        (0.22, seat - 0.3 + pedal),
-        (0.08, 0.2 + (0.0 if pedal else 0.15)),
-        PANTS,
-        0.12,
-    )
-    _arm(
-        shape,
-        (shoulder[0] + 0.02, shoulder[1] - 0.06),
-        (shoulder[0] + 0.2, shoulder[1] - 0.3),
-        (reach, seat + 0.16),
-        COAT,
-    )
-    x, y = shoulder[0] + 0.1, shoulder[1] + 0.2
+    shape.flat(bar((-0.2, seat - 0.05), 0.32, (x, y), 0.36), COAT, Texture.CLOTH)
+    shape.flat(bar((-0.2 - 0.1, seat), 0.1, (x - 0.12, y), 0.12), COAT_DARK, Texture.CLOTH)
+    foot = (0.08, 0.2 + (0.0 if pedal else 0.15))
+    _leg(shape, hip, (0.22, seat - 0.3 + pedal), foot, PANTS, 0.12)
+    _arm(shape, (x + 0.02, y - 0.06), (x + 0.2, y - 0.3), (reach, seat + 0.16), COAT)
+    x, y = x + 0.1, y + 0.2
     _head(shape, x, y, "profile")
     if helmet:
         outline = [
@@ -166,22 +145,11 @@ def _rider_end(seat: float, width: float, view: str, helmet: bool) -> Shape:
     """Build a rider seen from the front or the back."""
     shape = Shape()
     for side, slot, lift in ((-1.0, PANTS_DARK, 0.0), (1.0, PANTS, 0.16)):
-        _leg(
-            shape,
-            (side * 0.1, seat),
-            (side * 0.19, seat - 0.34 + lift),
-            (side * 0.14, 0.16 + lift),
-            slot,
-            0.0,
-        )
+        knee, foot = (side * 0.19, seat - 0.34 + lift), (side * 0.14, 0.16 + lift)
+        _leg(shape, (side * 0.1, seat), knee, foot, slot, 0.0)
     for side, slot in ((-1.0, COAT_DARK), (1.0, COAT)):
-        _arm(
-            shape,
-            (side * 0.2, seat + 0.5),
-            (side * (width + 0.04), seat + 0.28),
-            (side * width, seat + 0.12),
-            slot,
-        )
+        elbow, hand = (side * (width + 0.04), seat + 0.28), (side * width, seat + 0.12)
+        _arm(shape, (side * 0.2, seat + 0.5), elbow, hand, slot)
     outline = [
         (-0.17, seat - 0.08),
         (0.17, seat - 0.08),

@@ -1,8 +1,8 @@
 """Projection and rasterization: from placed shapes to a map of face ids.
 
 On the image of a plane, 1/z and every texture coordinate divided by z are linear in the pixel
-position. Each face therefore carries nine coefficients, from which shading recovers depth and
-texture coordinates exactly. Polygons are scan-converted in integers. All runs of pixels are
+position. Each face therefore carries nine coefficients, and shading recovers depth and texture
+coordinates exactly from them. Polygons are scan-converted in integers. All runs of pixels are
 computed together and written in painting order with one scatter; later runs overwrite earlier
 ones.
 """
@@ -342,7 +342,7 @@ def paint(
 
 
 def _holes(runs: Runs, faces: Faces, focal: float) -> Bools:
-    """Return which pixels of the runs fall into holes of their texture.
+    """Return a mask of the pixels of the runs that fall into holes of their texture.
 
     Texture coordinates are exact at both ends of a run and step evenly between them, in 1/1024
     texels. That is enough for the outline of a leaf.
@@ -359,12 +359,8 @@ def _holes(runs: Runs, faces: Faces, focal: float) -> Bools:
     steps = np.maximum(runs.width - 1, 1).astype(np.int32)
     s = _even_steps(ends[0], (ends[2] - ends[0]) // steps, runs.width)
     t = _even_steps(ends[1], (ends[3] - ends[1]) // steps, runs.width)
-    texels_per_pixel = 96.0 * faces.depth / focal
-    level = (
-        (texels_per_pixel > 2.0).astype(np.int64)
-        + (texels_per_pixel > 4.0)
-        + (texels_per_pixel > 8.0)
-    )
+    texels = 96.0 * faces.depth / focal  # per pixel
+    level = (texels > 2.0).astype(np.int64) + (texels > 4.0) + (texels > 8.0)
     tile = (level * len(Texture) + faces.texture) * (SIDE * SIDE)
     index = np.repeat(tile[runs.owner], runs.width)
     index += ((t >> 10) & (SIDE - 1)) << 8

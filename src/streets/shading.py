@@ -131,7 +131,7 @@ def cast_shadows(
     """Flatten the objects onto the ground along the rays of the sun.
 
     Returns:
-        The pixels at which the ground lies in shadow, and the faces of objects that stand in the
+        A mask of the pixels with ground in shadow, and a mask of the faces of objects in the
         shadow of a building or wall.
     """
     cast = project_faces(placements, bank, camera, light.shear)
@@ -171,8 +171,8 @@ def shade(
         strips: The ground.
         faces: The objects.
         runs: The runs of the id map.
-        shadow: Pixels at which the ground lies in shadow.
-        shaded: Faces in the shadow of a building or wall.
+        shadow: Mask of the pixels with ground in shadow.
+        shaded: Mask of the faces in the shadow of a building or wall.
     """
     camera = site.camera
     ground = len(strips.planes)
@@ -249,17 +249,17 @@ def _texels(
     left = runs.left + 0.5
     right = left + (runs.width - 1)
     ends = [slope * left + offset, slope * right + offset]
-    sane = (ends[0] > 1e-3) & (ends[1] > 1e-3)
+    in_range = (ends[0] > 1e-3) & (ends[1] > 1e-3)
     biased = [(a + _BIAS * slope, b + _BIAS * offset) for a, b in rest]
     for a, b in biased:
         for u, inverse in zip((left, right), ends, strict=True):
             value = a * u + b
-            sane &= (value >= 0.0) & (value <= 2 * _BIAS * inverse)
+            in_range &= (value >= 0.0) & (value <= 2 * _BIAS * inverse)
     planes = []
     for (a, b), default in zip([(slope, offset), *biased], (1e-3, 0.0, 0.0), strict=True):
-        plane = np.repeat(np.where(sane, a, 0.0).astype(np.float32), runs.width)
+        plane = np.repeat(np.where(in_range, a, 0.0).astype(np.float32), runs.width)
         plane *= columns
-        plane += np.repeat(np.where(sane, b, default).astype(np.float32), runs.width)
+        plane += np.repeat(np.where(in_range, b, default).astype(np.float32), runs.width)
         planes.append(plane)
     planes[1] /= planes[0]
     planes[2] /= planes[0]
