@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from . import buildings, figures, roadside, traffic, vehicles
 from .camera import choose_camera, expose
-from .classes import VOID, Class
 from .randomness import Dice, key
 from .raster import (
     paint,
@@ -34,7 +33,8 @@ from .raster import (
 )
 from .shading import FIRST_STRIP, SKY_ID, cast_shadows, choose_light, shade
 from .shapes import Bank, pack
-from .street import Site, lay_ground, plan_street
+from .site import VOID, Class, Site
+from .street import lay_ground, plan_street
 
 __all__ = ["VOID", "Class", "Scene", "render"]
 

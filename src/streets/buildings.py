@@ -1,11 +1,10 @@
 """The lots along the sidewalks: buildings, gardens, parks, walls and fences."""
 
 from . import colors
-from .classes import Class
 from .colors import Color
 from .roadside import bush, hedge, tree
 from .shapes import Shape
-from .street import Side, Site
+from .site import Class, Side, Site
 from .textures import FACADES, Texture
 
 END = 150.0  # z where both sides of the street end

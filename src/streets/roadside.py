@@ -5,10 +5,9 @@ traffic lights: 0 case, 1 red, 2 amber, 3 green, 4 visor.
 """
 
 from . import colors
-from .classes import Class
 from .colors import Color
 from .shapes import Shape, bar, ellipse, rectangle
-from .street import Side, Site
+from .site import Class, Side, Site
 from .textures import Texture
 
 LEAF, BARK = range(2)

@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 
 from .camera import NEAREST, Camera, Plane
-from .classes import Class
 from .colors import Color, scaled
 from .randomness import SIDE, Dice, fractal, smooth
 from .raster import (
@@ -23,7 +22,7 @@ from .raster import (
     ragged,
 )
 from .shapes import Bank, Bools, Floats, Ints
-from .street import SLOTS, Site
+from .site import SLOTS, Class, Site
 from .textures import PART_SHIFT, Texture, atlas, grime, texels_per_unit
 
 # Ids of the map: the sky, then the ground strips, then the faces.

@@ -3,10 +3,9 @@
 import math
 
 from . import colors
-from .classes import VOID, Class
 from .colors import Color
 from .figures import BACKS, FRONTS, WALKERS
-from .street import Side, Site
+from .site import VOID, Class, Side, Site
 
 CARS = (
     ("car sedan", 0.24),
