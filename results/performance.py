@@ -112,13 +112,13 @@ def eager_note(steps: Sequence[Step]) -> str:
 def engine_table(steps: Sequence[Step]) -> str:
     """List every engine measured for AGC and BatchNorm in bf16, one row per network."""
     engines = ("eager", "graph", "compile+graph")
-    heads = [f"{NAMES[c]}, {ENGINES[e]}" for c in ("agc", "bn") for e in engines]
+    heads = [f"{name}: {e}" for name in ("AGC", "BN") for e in engines]
     lines = [f"| network, batch | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
     for case in _cases(steps, "bf16"):
         found = {(s.contender, s.engine): s for s in steps if s.case == case}
         cells = [found.get((c, e)) for c in ("agc", "bn") for e in engines]
         some = find(steps, case, "agc")[0]
-        words = [f"{cell.ms:.2f} ms" if cell else "" for cell in cells]
+        words = [f"{cell.ms:.2f}" if cell else "" for cell in cells]
         lines.append(f"| {_name(some)} | {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 
