@@ -90,7 +90,8 @@ def measured_errors(runs: Path = RUNS) -> list[Errors]:
 def final_error(folder: Path) -> float | None:
     """Return the final pixel error of a run in percent; None if it has none."""
     run = read_run(folder)
-    _, errors = run.series("val_error")
+    # Epoch 0 is the evaluation before the first step.
+    errors = [error for epoch, error in zip(*run.series("val_error"), strict=True) if epoch > 0]
     if run.diverged is not None or not errors or run.epochs_done != run.epochs_planned:
         return None
     return 100 * fmean(errors[-math.ceil(len(errors) / 10) :])
