@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from performance import NAMES, ROOT, Step, find, read_steps
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -34,7 +36,7 @@ BATCHES = (1, 4, 8)
 LR_PER_SAMPLE = 0.02  # the paper's learning rate
 CASE = ("segnet", 8, "bf16")
 INK, FAINT = "#1c2733", "#5f6c7b"
-STYLE = {
+STYLE: Any = {
     "font.size": 12.0,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -105,8 +107,8 @@ def numbers(steps: Sequence[Step], errors: Sequence[Errors]) -> str:
 def draw(steps: Sequence[Step], errors: Sequence[Errors]) -> Figure:
     """Draw the three panels."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(13.3, 3.7), layout="constrained", facecolor="white")
-        figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12)  # type: ignore[union-attr]
+        layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
+        figure = Figure(figsize=(13.3, 3.7), layout=layout, facecolor="white")
         time, memory, error = figure.subplots(1, 3, width_ratios=(1, 1, 1.25))
         time.set_title("Training step, ms")
         draw_bars(time, steps, [s.ms for s in steps], "{:.1f}")
