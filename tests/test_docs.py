@@ -40,6 +40,16 @@ def test_links_lead_to_files(page: Path) -> None:
             assert (page.parent / link).exists(), link
 
 
+@pytest.mark.parametrize(
+    "page", [*sorted(DOCS.rglob("*.md")), ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem
+)
+def test_paths_exist(page: Path) -> None:
+    """Paths of the repository that a page names in `code` exist."""
+    pattern = r"`(?:python )?((?:benchmarks|dev|docs|results|src|tests)/[\w./-]+)`"
+    for path in re.findall(pattern, page.read_text()):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().split("nav:")[1]
     for page in DOCS.rglob("*.md"):
