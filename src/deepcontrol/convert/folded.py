@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
 from ..nn.conv import _AGCConv, check_input, padded
-from ..nn.symbolic import OneNode
+from ..nn.layer import FxLeaf
 from ..ops import max_pool2x2
 from ..ops.activation import LEAKY_SLOPE, ActivationName, get_activation
 from ..ops.maps import over_maps
@@ -27,7 +27,7 @@ from .window_sums import window_means
 _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # which, unlike torch.convolution, autocast knows
 
 
-class _FoldedConv(OneNode, _ConvNd):
+class _FoldedConv(FxLeaf, _ConvNd):
     bias: nn.Parameter
     mean_scale: nn.Parameter
     activation: ActivationName
@@ -150,7 +150,7 @@ def activation_layers(name: ActivationName) -> list[nn.Module]:
     return [make[name]()] if name != "none" else []
 
 
-class _Pool2x2(OneNode, nn.Module):
+class _Pool2x2(FxLeaf, nn.Module):
     """The pooling of AGCConvPool2d by itself."""
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from ..ops import agc
 from ..ops.given_mean import agc_given_mean
 from ..ops.maps import positions
-from .hazards import warn_if_single_position
+from .layer import FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
-from .symbolic import OneNode
 
 _BATCHNORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-class _AGC(OneNode, nn.Module):
+class _AGC(FxLeaf, nn.Module):
     _dims: tuple[int, ...]  # what BatchNorm of the same dimension accepts
     weight: nn.Parameter | None
     bias: nn.Parameter | None

@@ -11,13 +11,12 @@ from ..ops.activation import ActivationName, get_activation
 from ..ops.given_mean import center_bias_act_given_mean
 from ..ops.maps import positions
 from ..ops.neuron import Geometry, Parameters, neuron, neuron_pool
-from .hazards import warn_if_single_position
 from .init import he_normal_, reset_all_but_filters_
+from .layer import FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
-from .symbolic import OneNode
 
 
-class _AGCConv(OneNode, _ConvNd):
+class _AGCConv(FxLeaf, _ConvNd):
     bias: nn.Parameter
     activation: ActivationName
     shared_means: SharedMeans | None = None  # set where the maps are tiles of larger ones

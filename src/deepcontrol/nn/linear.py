@@ -5,12 +5,11 @@ from torch import Tensor, nn
 
 from ..ops.activation import ActivationName, get_activation
 from ..ops.maps import accumulate_dtype
-from .hazards import warn_if_single_position
 from .init import he_normal_, reset_all_but_filters_
-from .symbolic import OneNode
+from .layer import FxLeaf, warn_if_single_position
 
 
-class AGCLinear(OneNode, nn.Linear):
+class AGCLinear(FxLeaf, nn.Linear):
     """A fully connected AGC neuron: Eq. 1 with the layer's own features as the map.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x W^T, mean over the features

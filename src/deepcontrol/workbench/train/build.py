@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...nn import AGCConv2d, he_init_, identity_init_
-from ...nn.unit_init import scale_to_unit_
+from ...nn.init import scale_to_unit_
 from ..data import Augment, Batches, Cache, Source, open_source, prepare
 from ..data.batches import normalized
 from ..losses import class_weights

@@ -1,4 +1,6 @@
-"""torch.fx takes each layer as one node, and the traced model computes and learns the same."""
+"""Shared behavior of the AGC layers: one torch.fx node per layer, a warning on 1x1 maps."""
+
+import warnings
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, AG
 from deepcontrol.convert import calibrate
 from deepcontrol.nn import AGCConvPool2d
 
-LAYERS = [
+LAYERS_AND_SHAPES = [
     (AGC1d(4), (2, 4, 9)),
     (AGC2d(4), (2, 4, 9, 7)),
     (AGC3d(4), (2, 4, 3, 9, 7)),
@@ -25,8 +27,8 @@ def targets(graph: fx.GraphModule) -> list[str]:
     return [str(node.target) for node in graph.graph.nodes if node.op == "call_module"]
 
 
-@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda a: type(a).__name__)
-def test_a_layer_is_one_node(layer: nn.Module, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("layer", "shape"), LAYERS_AND_SHAPES, ids=lambda a: type(a).__name__)
+def test_fx_records_one_node_per_layer(layer: nn.Module, shape: tuple[int, ...]) -> None:
     traced = fx.symbolic_trace(nn.Sequential(layer, nn.Tanh()))
     assert targets(traced) == ["0", "1"]
     x = torch.randn(*shape)
@@ -34,7 +36,7 @@ def test_a_layer_is_one_node(layer: nn.Module, shape: tuple[int, ...]) -> None:
 
 
 class Network(nn.Module):
-    """Layers at several depths, one of them called twice and by keyword, and a pooling."""
+    """Layers at several depths, one of them called twice and by keyword, and a pooling layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +52,7 @@ class Network(nn.Module):
         return self.head(pooled.mean((2, 3)))
 
 
-def test_a_model_computes_and_learns_the_same() -> None:
+def test_traced_model_has_the_same_outputs_and_gradients() -> None:
     model, x = Network().double(), torch.randn(2, 3, 8, 10, dtype=torch.double)
     traced = fx.symbolic_trace(model)
     assert targets(traced) == ["first.0", "first.1", "twice", "twice", "pool", "head"]
@@ -59,11 +61,11 @@ def test_a_model_computes_and_learns_the_same() -> None:
     found = torch.autograd.grad(traced(x), [*traced.parameters()], g)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
-    assert targets(fx.symbolic_trace(traced)) == targets(traced)  # what was traced once, again
+    assert targets(fx.symbolic_trace(traced)) == targets(traced)  # retracing
 
 
-def test_a_node_knows_which_module_it_is_in() -> None:
-    """By what tracers note as they go: torchvision names its features so."""
+def test_nodes_carry_their_module_path() -> None:
+    """torchvision's feature extraction names its features by nn_module_stack."""
     for node in fx.symbolic_trace(Network()).graph.nodes:
         if node.op == "call_module":
             (*_, (path, _)) = node.meta["nn_module_stack"].values()
@@ -71,7 +73,7 @@ def test_a_node_knows_which_module_it_is_in() -> None:
 
 
 @torch.no_grad()
-def test_inference_copies_are_traced_too() -> None:
+def test_folded_and_calibrated_models_are_traceable() -> None:
     model, x = Network().eval(), torch.randn(2, 3, 8, 10)
     for copy in (fold(model), calibrate(model, [x])):
         traced = fx.symbolic_trace(copy)
@@ -79,14 +81,14 @@ def test_inference_copies_are_traced_too() -> None:
 
 
 class Doubled(AGCConv2d):
-    """Somebody's own."""
+    """A user's subclass with its own forward."""
 
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(nn.functional.pad(input, (1, 1, 1, 1)))
 
 
-def test_hooks_and_subclasses_act_once() -> None:
-    """In the node, and not in the graph besides."""
+def test_hooks_and_subclass_forwards_run_once() -> None:
+    """They run inside the node and are not traced into the graph as well."""
     layer = Doubled(4, 4, 3)
     layer.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
     layer.register_forward_hook(lambda module, inputs, output: output * 3)
@@ -97,10 +99,43 @@ def test_hooks_and_subclasses_act_once() -> None:
     torch.testing.assert_close(traced(x), model(x), rtol=0, atol=0)
 
 
-def test_pruned_filters_stay_tensors() -> None:
+def test_tracing_leaves_pruned_filters_as_tensors() -> None:
     layer, x = AGCConv2d(4, 4, 3), torch.randn(2, 4, 6, 6)
     prune.l1_unstructured(layer, "weight", amount=0.5)
     model = nn.Sequential(layer)
     traced = fx.symbolic_trace(model)
     assert isinstance(layer.weight, Tensor)
     torch.testing.assert_close(traced(x), model(x), rtol=0, atol=0)
+
+
+ON_SINGLE_POSITIONS = {
+    "AGC2d": (lambda: AGC2d(4), (2, 4, 1, 1)),
+    "AGC2d without affine": (lambda: AGC2d(4, affine=False), (2, 4, 1, 1)),
+    "AGC1d": (lambda: AGC1d(4), (2, 4)),
+    "AGCConv2d": (lambda: AGCConv2d(4, 4, 3), (2, 4, 3, 3)),
+    "AGCLinear": (lambda: AGCLinear(4, 1), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", ON_SINGLE_POSITIONS)
+def test_single_position_maps_warn_once_with_a_remedy(name: str) -> None:
+    make, shape = ON_SINGLE_POSITIONS[name]
+    layer = make()
+    with pytest.warns(UserWarning, match=f"{name.split()[0]} got maps of one position.*mean_scale"):
+        y = layer(torch.randn(shape))
+    assert not y.any()
+    layer(torch.randn(shape))  # pytest turns a second warning into an error
+
+
+@pytest.mark.parametrize("name", ON_SINGLE_POSITIONS)
+def test_no_warning_in_eval_mode_or_at_lambda_0_or_on_larger_maps(name: str) -> None:
+    make, shape = ON_SINGLE_POSITIONS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make().eval()(torch.randn(shape))
+        layer = make()
+        if layer.mean_scale is not None:
+            nn.init.zeros_(layer.mean_scale)
+            layer(torch.randn(shape))
+    if name == "AGCConv2d":
+        make()(torch.randn(2, 4, 5, 5))
