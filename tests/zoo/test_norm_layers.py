@@ -46,7 +46,7 @@ def test_torchvision(build: Callable[..., nn.Module]) -> None:
 
 
 def test_torchvision_frozen_batchnorm_is_refused_in_words() -> None:
-    with pytest.raises(ValueError, match=r"'bn1' is a frozen one.*init='bn'"):
+    with pytest.raises(ValueError, match=r"'bn1' is a frozen BatchNorm.*init='bn'"):
         to_agc(resnet18(norm_layer=FrozenBatchNorm2d))
 
 

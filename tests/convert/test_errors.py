@@ -1,4 +1,4 @@
-"""What cannot be converted or folded is refused in one clear line, and left as it was."""
+"""Error messages of to_agc, fold and calibrate; the model is unchanged after an error."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def frozen() -> nn.Module:
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """By torchvision's name."""
+    """A class with the name of torchvision's."""
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ class FrozenBatchNorm2d(nn.Module):
             "paper",
             "no BatchNorm in Sequential: there is nothing",
         ),
-        (nn.Sequential(FrozenBatchNorm2d()), "paper", "'0' is a frozen one"),
+        (nn.Sequential(FrozenBatchNorm2d()), "paper", "'0' is a frozen BatchNorm"),
         (frozen(), "paper", r"'1' \(BatchNorm2d\) is frozen \(requires_grad=False\).*init='bn'"),
         (without_statistics(), "bn", r"'1' \(BatchNorm2d\) has no running statistics"),
         (nn.Sequential(nn.LazyBatchNorm2d()), "paper", r"'0' \(LazyBatchNorm2d\) is not init"),
@@ -41,7 +41,7 @@ class FrozenBatchNorm2d(nn.Module):
     ],
     ids=["none", "frozen class", "frozen", "no statistics", "lazy", "lazy conv", "init"],
 )
-def test_refused_in_words(model: nn.Module, init: str, message: str) -> None:
+def test_unconvertible_models_raise(model: nn.Module, init: str, message: str) -> None:
     layers = list(model.modules())
     with pytest.raises(ValueError, match=message):
         to_agc(model, init=init)
@@ -49,7 +49,7 @@ def test_refused_in_words(model: nn.Module, init: str, message: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_scripted_modules_are_refused() -> None:
+def test_scripted_modules_raise() -> None:
     scripted = torch.jit.script(row(3, 8))
     with pytest.raises(ValueError, match=r"the model is scripted.*convert the model first"):
         to_agc(scripted)
@@ -59,19 +59,19 @@ def test_scripted_modules_are_refused() -> None:
         fold(scripted)
 
 
-def test_a_wrapped_model_is_refused() -> None:
-    """The wrapper has already noted down which gradients it shares."""
+def test_distributed_data_parallel_raises() -> None:
+    """DistributedDataParallel has already registered the parameters whose gradients it reduces."""
     wrapper = nn.parallel.DistributedDataParallel
     with pytest.raises(ValueError, match="before DistributedDataParallel"):
         to_agc(wrapper.__new__(wrapper))
 
 
-def test_frozen_stays_frozen_from_batchnorm() -> None:
+def test_init_bn_keeps_frozen_parameters_frozen() -> None:
     model = to_agc(frozen(), init="bn")
     assert not any(p.requires_grad for p in model.parameters())
 
 
-def test_an_error_halfway_leaves_the_model_alone() -> None:
+def test_error_on_a_later_layer_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(row(3, 8), frozen())
     layers = list(model.modules())
     with pytest.raises(ValueError, match=r"'1\.1'"):
@@ -79,12 +79,12 @@ def test_an_error_halfway_leaves_the_model_alone() -> None:
     assert list(model.modules()) == layers
 
 
-def test_nothing_to_fold() -> None:
+def test_fold_without_agc_layers_raises() -> None:
     with pytest.raises(ValueError, match="no AGC layer in Sequential: convert it first"):
         fold(row(3, 8))
 
 
-def test_nothing_to_calibrate_with() -> None:
+def test_calibrate_without_data_raises() -> None:
     with pytest.raises(ValueError, match="no data"):
         calibrate(AGCConv2d(3, 8, 3), [])
 
@@ -100,6 +100,6 @@ def test_nothing_to_calibrate_with() -> None:
         calibrate(Skips(), [torch.randn(1, 3, 9, 9)])
 
 
-def test_folded_layers_name_wrong_inputs() -> None:
+def test_folded_layers_reject_wrong_inputs() -> None:
     with pytest.raises(ValueError, match=r"expected 3 channels, got 4 .*\(1, 4, 9, 9\)"):
         fold(AGCConv2d(3, 8, 3))(torch.randn(1, 4, 9, 9))
