@@ -1,4 +1,4 @@
-"""Models whose code hides a consumer of a convolution: the function must not change."""
+"""Dataflow tracing: hidden consumers of a convolution must not change the function."""
 
 import math
 import types

@@ -60,7 +60,7 @@ def test_scripted_modules_raise() -> None:
 
 
 def test_distributed_data_parallel_raises() -> None:
-    """DistributedDataParallel has already registered the parameters whose gradients it reduces."""
+    """DistributedDataParallel registers parameters when it wraps a model."""
     wrapper = nn.parallel.DistributedDataParallel
     with pytest.raises(ValueError, match="before DistributedDataParallel"):
         to_agc(wrapper.__new__(wrapper))

@@ -325,7 +325,7 @@ def test_sync_batchnorm_dimensions() -> None:
     assert isinstance(
         to_agc(nn.Sequential(nn.Conv3d(1, 2, 1), nn.Tanh(), nn.SyncBatchNorm(2)))[2], AGC3d
     )
-    alone = nn.Sequential(nn.SyncBatchNorm(2))
+    single = nn.Sequential(nn.SyncBatchNorm(2))
     with pytest.raises(ValueError, match=r"'0' \(SyncBatchNorm\).*pass example="):
-        to_agc(alone)
-    assert isinstance(to_agc(alone, example=torch.randn(1, 2, 9))[0], AGC1d)
+        to_agc(single)
+    assert isinstance(to_agc(single, example=torch.randn(1, 2, 9))[0], AGC1d)

@@ -1,4 +1,4 @@
-"""Libraries that ask for a norm layer get AGC, as a class, by a name or by a dotted path."""
+"""AGC as the norm layer of other libraries: passed as a class, a name or a dotted path."""
 
 import json
 import re
@@ -27,7 +27,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "plugins"
 
 
 def check(model: nn.Module, layer: type[nn.Module], samples: Tensor) -> None:
-    """AGC and no other norm is in the model, which trains at batch 1 and folds."""
+    """Check that AGC is the only norm of the model, and that it trains at batch 1 and folds."""
     he_init_(model)
     assert any(isinstance(m, layer) for m in model.modules())
     assert not any(isinstance(m, (_NormBase, nn.GroupNorm)) for m in model.modules())
@@ -45,15 +45,15 @@ def test_torchvision(build: Callable[..., nn.Module]) -> None:
     check(build(norm_layer=AGC2d), AGC2d, pictures(1, (3, 64, 64)))
 
 
-def test_torchvision_frozen_batchnorm_is_refused_in_words() -> None:
+def test_torchvision_frozen_batchnorm_raises() -> None:
     with pytest.raises(ValueError, match=r"'bn1' is a frozen BatchNorm.*init='bn'"):
         to_agc(resnet18(norm_layer=FrozenBatchNorm2d))
 
 
-def test_torchvision_extracts_features_of_a_converted_model() -> None:
+def test_torchvision_feature_extraction_from_a_converted_model() -> None:
     image = pictures(1, (3, 64, 64))
     model = to_agc(he_init_(resnet18()), example=image).eval()
-    names = ["layer1.0.conv1", "layer2"]  # a neuron by its own name, and what many of them make
+    names = ["layer1.0.conv1", "layer2"]  # one AGCConv2d, and a stage of several blocks
     seen: dict[str, Tensor] = {}
     for name in names:
         model.get_submodule(name).register_forward_hook(
@@ -81,7 +81,7 @@ def test_timm_norm_layer(name: str) -> None:
     ],
 )
 def test_timm_norm_act(name: str, act: type[nn.Module]) -> None:
-    """The same network as timm's own: as many layers, and activations where timm has them."""
+    """Compare with timm's own network: the same norms, and activations in the same places."""
     model = timm.create_model(name, norm_layer=norm_act(act))
     own = timm.create_model(name)
     norms = [m for m in own.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -119,7 +119,7 @@ def test_monai(dims: int) -> None:
 
 
 def plans(conv_op: str, **options: object) -> dict[str, object]:
-    """Plans as nnU-Net writes them, as far as the network goes."""
+    """The network section of nnU-Net plans."""
     dims = int(conv_op[-2])
     arguments = {
         "n_stages": 3,
@@ -146,7 +146,7 @@ def plans(conv_op: str, **options: object) -> dict[str, object]:
 
 
 def test_nnunet_plans(tmp_path: Path) -> None:
-    """Plans edited as the page says, read by nnU-Net, and built by nnU-Net."""
+    """Edit plans with the code of the docs page; read and build them with nnU-Net."""
     ops = {"2d": "torch.nn.modules.conv.Conv2d", "3d_fullres": "torch.nn.modules.conv.Conv3d"}
     configurations = {name: {"architecture": plans(op)} for name, op in ops.items()}
     configurations["3d_cascade"] = {"inherits_from": "3d_fullres"}
@@ -171,7 +171,7 @@ def test_nnunet_plans(tmp_path: Path) -> None:
         check(model, layer, pictures(1, (1,) + (16,) * (2 if layer is AGC2d else 3)))
 
 
-def test_nnunet_batchnorm_converts_to_neurons() -> None:
+def test_nnunet_batchnorms_are_all_fused() -> None:
     model = Plans("PlainConvUNet", {"n_conv_per_stage": [2, 2, 2]}).build()
     _, report = to_agc(model, example=pictures(1, (1, 16, 16, 16)), report=True)
     assert report.count("fused") == len(report)

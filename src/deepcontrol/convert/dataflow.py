@@ -49,8 +49,8 @@ Endpoint = nn.Module | Other
 class Dataflow:
     """Producers and consumers of each module, over all of its calls.
 
-    traced_in is the part of the model whose code showed a module's neighbors. unconfirmed are the
-    modules that untraced code may call as well.
+    traced_in maps a module to the part of the model that was traced to find its neighbors.
+    unconfirmed are the modules that untraced code may call as well.
     """
 
     producers: dict[nn.Module, set[Endpoint]] = field(default_factory=lambda: defaultdict(set))

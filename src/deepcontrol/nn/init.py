@@ -157,7 +157,7 @@ def _is_agc_over_maps(module: nn.Module) -> bool:
 def _unit_scale(layer: Any, x: Tensor) -> float:
     """Return 1 / std of the pre-activation, or 1 if AGC leaves only rounding errors (1x1 maps)."""
     z = x
-    if isinstance(layer, _ConvNd):
+    if layer.weight.dim() > 1:  # AGCConv, not AGC
         z = layer._convolved(x if x.dim() == layer.weight.dim() else x.unsqueeze(0))
     centered = z - over_maps(layer.mean_scale * map_mean(z), z)
     before, after = z.float().std().item(), centered.float().std().item()
