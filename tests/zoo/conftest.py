@@ -26,9 +26,8 @@ if not _COMPLETE:
     collect_ignore_glob = ["test_*.py"]  # pytest fails if it is asked for these files alone
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_LIBRARY = torch.library.Library(
-    "torchvision", "FRAGMENT"
-)  # the declarations live as long as this object
+# At module level: the declarations live as long as this object.
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def declare_torchvision_operators() -> None:
