@@ -130,7 +130,8 @@ def pre_activation_stds(model: nn.Module, x: Tensor) -> list[float]:
     found: list[float] = []
 
     def record(layer: AGCConv2d, inputs: tuple[Tensor], _: object) -> None:
-        z = layer._convolved(inputs[0])
+        filters = layer.gain[:, None, None, None] * layer.weight
+        z = nn.functional.conv2d(inputs[0], filters, None, layer.stride, layer.padding)
         centered = z - layer.mean_scale[:, None, None] * z.mean((2, 3), keepdim=True)
         found.append(centered.std().item())
 

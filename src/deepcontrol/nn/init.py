@@ -155,13 +155,31 @@ def _is_agc_over_maps(module: nn.Module) -> bool:
 
 
 def _unit_scale(layer: Any, x: Tensor) -> float:
-    """Return 1 / std of the pre-activation, or 1 if AGC leaves only rounding errors (1x1 maps)."""
-    z = x
-    if layer.weight.dim() > 1:  # AGCConv, not AGC
-        z = layer._convolved(x if x.dim() == layer.weight.dim() else x.unsqueeze(0))
-    centered = z - over_maps(layer.mean_scale * map_mean(z), z)
-    before, after = z.float().std().item(), centered.float().std().item()
-    return 1 / after if after > 1e-3 * before else 1.0
+    """Return 1 / std of the pre-activation of an AGC layer for its input x."""
+    measured = _MeasuredScale(layer.mean_scale)
+    layer.shared_means = measured
+    try:
+        layer.forward(x)
+    finally:
+        layer.shared_means = None
+    return measured.scale
+
+
+class _MeasuredScale:
+    """Take the place of SharedMeans in a layer, to see its maps before their mean is subtracted."""
+
+    scale = 1.0
+
+    def __init__(self, mean_scale: Tensor) -> None:
+        self.mean_scale = mean_scale
+
+    def of(self, z: Tensor) -> Tensor:
+        mean = map_mean(z)
+        centered = z - over_maps(self.mean_scale * mean, z)
+        before, after = z.float().std().item(), centered.float().std().item()
+        if after > 1e-3 * before:  # else only rounding errors are left, as on 1x1 maps
+            self.scale = 1 / after
+        return mean
 
 
 def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
