@@ -53,11 +53,8 @@ class ByKeyword(nn.Module):
 def test_batches_are_passed_as_the_model_takes_them() -> None:
     model, x = ByKeyword(), torch.randn(2, 3, 9, 9)
     expected = calibrate(model, [x]).neuron.bias
-    for data in (
-        [{"pixel_values": x, "labels": x}],
-        [[x, "a label"]],
-        [*x],
-    ):  # the last one is unbatched
+    as_keywords, with_label, unbatched = [{"pixel_values": x, "labels": x}], [[x, "label"]], [*x]
+    for data in (as_keywords, with_label, unbatched):
         torch.testing.assert_close(calibrate(model, data).neuron.bias, expected)
     z = nn.functional.conv2d(x, model.neuron.weight * model.neuron.gain.view(-1, 1, 1, 1))
     fixed = model.neuron.bias - model.neuron.mean_scale * z.mean((0, 2, 3))

@@ -105,9 +105,9 @@ def make_agc_conv(conv: _ConvNd, parameters: AGCParameters, activation: Activati
     A bias b of the convolution is constant over each map, and AGC leaves gamma (1 - lambda) b of
     it. That is added to beta.
     """
-    neuron = _AGC_CONVS[conv.weight.dim() - 2](
-        **conv_options(conv), activation=activation, device="meta"
-    )  # on meta: all parameters are assigned below
+    agc_conv = _AGC_CONVS[conv.weight.dim() - 2]
+    # On meta, because all parameters are assigned below.
+    neuron = agc_conv(**conv_options(conv), activation=activation, device="meta")
     bias = parameters.bias
     if conv.bias is not None:
         left = parameters.gain * (1 - parameters.mean_scale) * conv.bias.to(parameters.gain)
