@@ -81,8 +81,8 @@ def test_bad_images_are_named_and_the_others_labeled(
             "a-text.png: not a readable image",
             "b-torn.png: not a readable image",
             "c-low.png: 20x96 is below the network's smallest, 32",
-            "d-deep.png: expected a gray, RGB or CMYK image of 8 bits a channel, got I;16",
-            "gone.png: there is no such file",
+            "d-deep.png: expected a gray, RGB or CMYK image of 8 bits per channel, got I;16",
+            "gone.png: no such file",
         ],
         strict=True,
     ):

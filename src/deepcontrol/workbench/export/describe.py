@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ..data.batches import CENTER, SPREAD
+from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..predict.network import Network
 from ..runfolder import write_atomic
 from .check import TOLERANCE, Agreement
@@ -47,8 +47,8 @@ def describe(
             "smallest_side": sizes.smallest if sizes.fixed is None else None,
             "sides_are_multiples_of": sizes.step,
             "normalisation": "(pixel - mean) / std, for pixels of 0 to 255",
-            "mean": [CENTER] * 3,
-            "std": [SPREAD] * 3,
+            "mean": [PIXEL_MEAN] * 3,
+            "std": [PIXEL_STD] * 3,
         },
         "outputs": [
             {

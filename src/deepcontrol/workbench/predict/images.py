@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from ..data import DataError, Size
-from ..data.files import EIGHT_BITS, NOT_TAKEN, open_image
+from ..data.files import check_eight_bit, open_image
 from ..data.sheet import colored
 from .tiles import Span
 
@@ -92,8 +92,7 @@ class OpenImage:
         with _of_any_size():
             _refuse_larger_than(free, path)
             image = open_image(path)
-        if image.mode not in EIGHT_BITS:
-            raise DataError(path, NOT_TAKEN.format(image.mode))
+        check_eight_bit(image, path)
         self._image = ImageOps.exif_transpose(image)  # as viewers show it
 
     @property
