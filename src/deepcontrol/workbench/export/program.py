@@ -68,7 +68,7 @@ def sizes_of(model: nn.Module, fixed: Size | None = None) -> Sizes:
 
     ClassNet pads its images to a multiple, and by how much must be known when it is traced.
     """
-    unit = int(model.unit)  # type: ignore[arg-type]
+    unit = int(model.total_stride)  # type: ignore[arg-type]
     sizes = Sizes(2 * unit, unit if isinstance(model, ClassNet) else 1, fixed)
     if fixed is not None and not sizes.take(fixed):
         raise ValueError(f"--size: expected {sizes}, got {fixed[0]}x{fixed[1]}")
