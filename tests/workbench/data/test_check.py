@@ -95,7 +95,7 @@ def test_invalid_size_is_explained() -> None:
         text=True,
     )
     assert result.returncode == 2
-    assert "a size is HEIGHTxWIDTH" in result.stderr
+    assert "expected HEIGHTxWIDTH" in result.stderr
 
 
 def test_broken_cityscapes_trees(
