@@ -28,7 +28,7 @@ from deepcontrol.workbench.predict.tiling import (
     read_window,
     round_up,
     tile_logits,
-    window_starts,
+    window_grid,
 )
 
 
@@ -252,8 +252,8 @@ def reference_blended(
             for i in range(height)
         ]
     )
-    for top in window_starts(image.size, size)[0]:
-        for left in window_starts(image.size, size)[1]:
+    for top in window_grid(image.size, size)[0]:
+        for left in window_grid(image.size, size)[1]:
             seen = whole[:, :, top : top + size[0], left : left + size[1]]
             with torch.no_grad():
                 part = class_logits(model(seen))[0].softmax(0).cpu()
@@ -281,7 +281,7 @@ def test_blending_with_a_network(device: str) -> None:
 @pytest.mark.parametrize("whole", [1, 2, 9, 31, 100])
 @pytest.mark.parametrize("own", [1, 2, 7, 10, 40])
 def test_windows_overlap_by_half(whole: int, own: int) -> None:
-    starts, _ = window_starts((whole, 1), (own, 1))
+    starts, _ = window_grid((whole, 1), (own, 1))
     assert starts[0] == 0
     assert starts[-1] == max(0, whole - own)
     assert all(0 < b - a <= max(1, own // 2) for a, b in itertools.pairwise(starts))

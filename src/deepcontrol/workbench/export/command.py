@@ -42,6 +42,9 @@ class Export:
     than 1e-4 (relative to the largest output, or absolute if that is below 1), no file is written
     and the exit code is 1. A JSON file beside the export describes its inputs, outputs and classes.
 
+    The options --fixed-means and --int8 change the outputs. The pixel error on the validation set
+    is printed before and after.
+
     Batch size, height and width are dynamic. The height and width must be at least 64 for segnet,
     and multiples of 128 from 256 on for classnet. executorch supports one image of one size.
     """
@@ -49,24 +52,25 @@ class Export:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     to: TargetName = "onnx"
-    """File format; exported is torch.export. onnx and executorch need the extra deepcontrol[export]
-    or deepcontrol[executorch]."""
-    out: Path | None = None
-    """Output file. Default: in RUN/export."""
+    """File format. exported is a torch.export file; the others need an extra."""
+    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: in RUN/export)")] = None
+    """Output file."""
     checkpoint: Literal["best", "last"] = "best"
     """Checkpoint to load."""
     fold: bool = True
-    """Fold AGC into the convolutions. Without, means are computed from their outputs."""
+    """Fold AGC into the convolutions."""
     fixed_means: bool = False
-    """Replace the means of AGC by constants, measured on training images. The network becomes plain
-    convolutions, and its outputs change; the change is measured on the validation set."""
+    """Replace the means of AGC by constants from training images. Changes the outputs."""
     int8: bool = False
-    """Quantize the convolutions to int8, calibrated on training images (onnx only). The change is
-    measured on the validation set."""
-    size: Size | None = None
-    """Image size (executorch only). Default: the training size."""
-    data_root: Path | None = None
-    """Dataset folder for --fixed-means and --int8. Default: the folder used in training."""
+    """Quantize the convolutions to int8, calibrated on training images (onnx only)."""
+    size: Annotated[
+        Size | None, tyro.conf.arg(help_behavior_hint="(default: the training size)")
+    ] = None
+    """Image size (executorch only)."""
+    data_root: Annotated[
+        Path | None, tyro.conf.arg(help_behavior_hint="(default: the folder used in training)")
+    ] = None
+    """Dataset folder for --fixed-means and --int8."""
 
 
 def run_export(command: Export, console: Console) -> int:

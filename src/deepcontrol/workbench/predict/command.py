@@ -26,7 +26,7 @@ from .tiling import (
     label_blended,
     label_tiled,
     round_up,
-    window_starts,
+    window_grid,
 )
 
 
@@ -40,10 +40,10 @@ class Predict:
 
     An image that needs more than half of the free memory is split into tiles. Tiles overlap by the
     receptive field and share one mean per AGC layer, so that the labels equal those of the whole
-    image. This takes one pass per AGC layer over all tiles. Networks with bn or without norm take
-    one pass. The statistics of gn, in and frn cannot be shared, and tiles show seams.
+    image. This takes one pass over all tiles per AGC layer. Networks with bn or without norm need
+    a single pass. The statistics of gn, in and frn cannot be shared, so tiles show seams.
 
-    A network that was trained on crops with agc, gn, in or frn sees overlapping windows of the crop
+    A network with agc, gn, in or frn that was trained on crops uses overlapping windows of the crop
     size, and their probabilities are blended. --tile selects tiles instead.
     """
 
@@ -54,11 +54,14 @@ class Predict:
         tyro.conf.arg(metavar="IMAGE...", help_behavior_hint="(required)"),
     ]
     """Image files and folders. Folders are searched recursively."""
-    out: Path | None = None
-    """Output folder. Default: RUN/predictions."""
-    tile: Size | None = None
-    """Tile size without overlap. Default: the largest that fits in memory. A tile larger than the
-    image labels it whole."""
+    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: RUN/predictions)")] = (
+        None
+    )
+    """Output folder."""
+    tile: Annotated[
+        Size | None, tyro.conf.arg(help_behavior_hint="(default: the largest that fits in memory)")
+    ] = None
+    """Tile size without overlap. A tile larger than the image labels it whole."""
     checkpoint: Literal["best", "last"] = "best"
     """Checkpoint to load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -121,7 +124,7 @@ def predict_one(
         )
     if network.window is not None:
         ids = label_blended(network.model, image, network.window, progress)
-        count, parts = math.prod(map(len, window_starts(image.size, network.window))), "windows"
+        count, parts = math.prod(map(len, window_grid(image.size, network.window))), "windows"
     else:
         tiles = choose_tiles(network, image.size, tile, free_memory(device))
         ids = label_tiled(network.model, image, tiles, progress)

@@ -153,7 +153,7 @@ def label_blended(
     the center of a window to its edges. Only one row of windows is held in memory. The model must
     be in eval mode.
     """
-    (height, width), rows, columns = image.size, *window_starts(image.size, size)
+    (height, width), rows, columns = image.size, *window_grid(image.size, size)
     own = min(size[0], height), min(size[1], width)
     weight = blend_weights(own, next(model.parameters()).device)
     band = torch.empty(0)  # weighted probabilities of the rows from `top` on
@@ -177,10 +177,10 @@ def label_blended(
     return ids
 
 
-def window_starts(image: Size, size: Size) -> tuple[list[int], list[int]]:
+def window_grid(image: Size, size: Size) -> tuple[list[int], list[int]]:
     """Return the first rows and the first columns of windows that overlap by half.
 
-    >>> window_starts((384, 512), (256, 512))
+    >>> window_grid((384, 512), (256, 512))
     ([0, 128], [0])
     """
     rows, columns = (
