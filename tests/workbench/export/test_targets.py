@@ -12,10 +12,8 @@ from deepcontrol.workbench.data.batches import normalized
 from deepcontrol.workbench.predict.network import load_network
 from tests.workbench.export.conftest import make_run
 
-SEGNET, CLASSNET = (
-    (1, 3, 101, 75),
-    (2, 3, 256, 256),
-)  # shapes that the command neither traces nor checks
+# Shapes that the command neither traces nor checks.
+SEGNET, CLASSNET = (1, 3, 101, 75), (2, 3, 256, 256)
 
 
 def network_outputs(run: Path, images: Tensor) -> tuple[Tensor, ...]:

@@ -31,9 +31,8 @@ def make_run(
     model = build_model(config, 3)
     torch.nn.init.zeros_(model.get_parameter("classify.bias"))
     save_best(folder, Checkpoint(model.state_dict(), {}))
-    torch.nn.init.constant_(
-        model.get_parameter("classify.bias")[:1], 1e3
-    )  # `last` always predicts a
+    # The last checkpoint always predicts the class "a".
+    torch.nn.init.constant_(model.get_parameter("classify.bias")[:1], 1e3)
     save_last(folder, Checkpoint(model.state_dict(), {}))
     return folder
 
