@@ -52,7 +52,7 @@ def test_a_mistake_is_one_line(run: Path) -> None:
     child.close()
     assert child.exitstatus == 1
     lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen).strip().splitlines()
-    assert lines == ["error: camvid needs the folder it lies in: --data-root"]
+    assert lines == ["error: camvid needs the folder of the dataset: set --data-root"]
 
 
 def test_the_time_left_is_that_of_the_evaluations_too(

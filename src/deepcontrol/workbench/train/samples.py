@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ..data import VOID, Batches
-from ..data.batches import CENTER, SPREAD
+from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..data.sheet import colored
 from ..sizes import Size
 from .evaluate import evaluating, predict
@@ -50,7 +50,7 @@ def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
 
 
 def _row(image: Tensor, labels: Tensor, predicted: Tensor, batches: Batches) -> NDArray[np.uint8]:
-    pixels = (image.permute(1, 2, 0).float() * SPREAD + CENTER).round().clamp(0, 255)
+    pixels = (image.permute(1, 2, 0).float() * PIXEL_STD + PIXEL_MEAN).round().clamp(0, 255)
     shown = pixels.to(torch.uint8).cpu().numpy()
     truth, guess = labels.cpu().numpy(), predicted.to(torch.uint8).cpu().numpy()
     palette = batches.cache.palette

@@ -1,4 +1,4 @@
-"""What cannot be exported is said in one line."""
+"""Invalid options are reported in one line."""
 
 import importlib.util
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.workbench.export.conftest import make_run
 
 
 @pytest.fixture
-def complaint(capsys: pytest.CaptureFixture[str]):
+def error_of(capsys: pytest.CaptureFixture[str]):
     def of(run: Path, *more: str) -> str:
         assert main(["export", str(run), *more]) == 1
         (line,) = capsys.readouterr().err.splitlines()
@@ -21,10 +21,10 @@ def complaint(capsys: pytest.CaptureFixture[str]):
     return of
 
 
-def test_runs_that_are_none(run: Path, tmp_path: Path, complaint) -> None:
-    assert "is no run folder" in complaint(tmp_path, "--to", "exported")
-    said = complaint(run, "--to", "exported", "--checkpoint", "last")
-    assert "has no checkpoint 'last'" in said
+def test_invalid_run_folders(run: Path, tmp_path: Path, error_of) -> None:
+    assert "is no run folder" in error_of(tmp_path, "--to", "exported")
+    line = error_of(run, "--to", "exported", "--checkpoint", "last")
+    assert "has no checkpoint 'last'" in line
 
 
 def test_unknown_target(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,25 +46,25 @@ def test_missing_packages(
     package: str,
     command: str,
     run: Path,
-    complaint,
+    error_of,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == package else there("json")
+        importlib.util, "find_spec", lambda name: None if name == package else find_spec("json")
     )
-    said = complaint(run, "--to", target)
-    assert said == f"error: --to {target} needs {package}: {command}"
+    line = error_of(run, "--to", target)
+    assert line == f"error: --to {target} needs {package}: {command}"
     assert not (run / "export").exists()
 
 
-def test_contradictions(run: Path, tmp_path: Path, complaint) -> None:
+def test_contradicting_options(run: Path, tmp_path: Path, error_of) -> None:
     exported = ("--to", "exported")
-    assert "--int8 is for --to onnx" in complaint(run, *exported, "--int8")
-    assert "--size is for --to executorch" in complaint(run, *exported, "--size", "64x64")
-    assert "leave --no-fold out" in complaint(run, *exported, "--fixed-means", "--no-fold")
+    assert "--int8 needs --to onnx, got --to exported" in error_of(run, *exported, "--int8")
+    assert "--size needs --to executorch" in error_of(run, *exported, "--size", "64x64")
+    assert "remove --no-fold" in error_of(run, *exported, "--fixed-means", "--no-fold")
     bn = make_run(tmp_path / "bn", norm="bn")
-    assert "this run has norm bn" in complaint(bn, *exported, "--fixed-means")
+    assert "needs a run with norm agc, got norm bn" in error_of(bn, *exported, "--fixed-means")
 
 
 @pytest.fixture
@@ -73,15 +73,15 @@ def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_packages")
-def test_sizes(run: Path, tmp_path: Path, complaint) -> None:
-    said = complaint(run, "--to", "executorch", "--size", "63x64")
-    assert "--size: expected sides of at least 64 pixels, got 63x64" in said
+def test_sizes(run: Path, tmp_path: Path, error_of) -> None:
+    line = error_of(run, "--to", "executorch", "--size", "63x64")
+    assert "--size: expected sides of at least 64 pixels, got 63x64" in line
     classnet = make_run(tmp_path / "classnet", "classnet")
-    said = complaint(classnet, "--int8")
-    assert "it takes sides of at least 256 pixels in multiples of 128" in said
+    line = error_of(classnet, "--int8")
+    assert "accepts only sides of at least 256 pixels in multiples of 128" in line
 
 
-def test_calibration_does_not_see_validation_images(run: Path) -> None:
+def test_calibration_does_not_use_validation_images(run: Path) -> None:
     images = RunImages(load_config(run)[0])
     seen = list(images.calibration())
     assert [image.shape for image in seen] == [(1, 3, 64, 96)] * 3
