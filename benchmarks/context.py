@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from deepcontrol import he_init_
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
 from deepcontrol.workbench.metrics import ConfusionMatrix
@@ -111,7 +111,7 @@ def main() -> None:
                 "seed": 0,
             }
         )
-    write(args.out, rows, device)
+    write_results(args.out, rows, device)
 
 
 if __name__ == "__main__":

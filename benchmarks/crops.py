@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Batches, open_source, prepare
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.predict.network import load_network
@@ -37,7 +37,7 @@ def main() -> None:
         for run in flags.runs
         for split in ("val", "train")
     ]
-    write(flags.out, rows, flags.device, add=True)
+    write_results(flags.out, rows, flags.device, append=True)
 
 
 def measure(

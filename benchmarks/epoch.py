@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.sizes import parse_size
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.devices import choose_device, set_up
@@ -127,7 +127,9 @@ def main() -> None:
         parser.error("--images must be a multiple of each batch size, as bare steps are all whole")
     device = choose_device(args.device)
     rows = [measured(args, batch, device) for batch in args.batches]
-    write(args.out or Path(f"benchmarks/results/epoch-{device.type}.csv"), rows, device.type)
+    write_results(
+        args.out or Path(f"benchmarks/results/epoch-{device.type}.csv"), rows, device.type
+    )
 
 
 def measured(args: argparse.Namespace, batch: int, device: torch.device) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from deepcontrol import calibrate, fold
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.hardware import hardware
 from deepcontrol.workbench.models import SegNet
 
@@ -112,7 +112,7 @@ def main() -> None:
             f"{name:20s} {p50:9.1f} ms ({p20:.1f} to {p80:.1f})"
             f"   {middle:.3f}x ({low:.3f} to {high:.3f}) {PEER}"
         )
-    write(args.out, rows, "cpu")
+    write_results(args.out, rows, "cpu")
 
 
 def _quantiles(values: list[float]) -> tuple[float, float, float]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.record import about, has_row
+from deepcontrol.workbench.bench.results import has_row, provenance
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.models import Norm
 from deepcontrol.workbench.optim import sgd
@@ -84,7 +84,7 @@ def main() -> None:
     flags = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
-    here = about(flags.device)
+    here = provenance(flags.device)
     train, val = (
         prepare(open_source("camvid", split, flags.data_root), flags.size, Path("out/cache"))
         for split in ("train", "val")

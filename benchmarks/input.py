@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batch, Batches, open_source, prepare
 from deepcontrol.workbench.losses import pixel_cross_entropy
 from deepcontrol.workbench.models import SegNet
@@ -157,7 +157,7 @@ def main() -> None:
                     **shape,
                 }
             )
-    write(args.out, rows, device)
+    write_results(args.out, rows, device)
 
 
 if __name__ == "__main__":

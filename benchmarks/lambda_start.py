@@ -19,7 +19,7 @@ from torch import nn
 
 from deepcontrol.nn import AGCConv2d
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.record import Row, has_row, read_rows, write
+from deepcontrol.workbench.bench.results import Row, has_row, read_rows, write_results
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.sizes import parse_size
@@ -74,7 +74,7 @@ def main() -> None:
                 }
                 if not has_row(flags.out, key):
                     rows = training(start, times, seed, train, val, flags)
-                    write(flags.out, [key | row for row in rows], flags.device, add=True)
+                    write_results(flags.out, [key | row for row in rows], flags.device, append=True)
     say(read_rows(flags.out))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deepcontrol.workbench.bench.record import write_rows
+from deepcontrol.workbench.bench.results import write_rows
 from deepcontrol.workbench.data import open_source, prepare
 from deepcontrol.workbench.losses import class_weights
 from deepcontrol.workbench.sizes import parse_size

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
 from deepcontrol.nn import saved_bytes
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.hardware import hardware
 
 CHANNELS, HEIGHT, WIDTH = 64, 256, 512
@@ -106,7 +106,7 @@ def main() -> None:
             f"{name:18s} {p50:9.2f} ms ({p20:.2f} to {p80:.2f})  {p50 / peer:5.2f}x BatchNorm"
             f"  {saved[name]:8.1f} MiB saved for backward"
         )
-    write(args.out, rows, device)
+    write_results(args.out, rows, device)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import argparse
 import random
 from pathlib import Path
 
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.study.claims import CLAIMS, Claim, judge
 from deepcontrol.workbench.study.measures import Curve
 from deepcontrol.workbench.study.rules import Evidence
@@ -66,7 +66,7 @@ def main() -> None:
                     "studies": args.studies,
                 }
             )
-    write(args.out, rows, "cpu")
+    write_results(args.out, rows, "cpu")
 
 
 if __name__ == "__main__":

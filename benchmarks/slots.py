@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.losses import pixel_cross_entropy
 from deepcontrol.workbench.models import SegNet
 
@@ -81,7 +81,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = [measured([int(b) for b in run.split(",")], args) for run in args.runs]
     out = args.out or Path(f"benchmarks/results/slots-{args.device}.csv")
-    write(out, rows, args.device, add=True)
+    write_results(out, rows, args.device, append=True)
 
 
 if __name__ == "__main__":

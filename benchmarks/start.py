@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d, he_init_, identity_init_
 from deepcontrol.nn.unit_init import scale_to_unit_
-from deepcontrol.workbench.bench.record import write_rows
+from deepcontrol.workbench.bench.results import write_rows
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
 from deepcontrol.workbench.metrics import ConfusionMatrix

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batch, Batches, Cache, prepare
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.predict.network import load_network
@@ -66,7 +66,7 @@ def main() -> None:
             }
         )
         print(*rows[-1].values(), sep=", ", flush=True)
-    write(flags.out, rows, flags.device, add=True)
+    write_results(flags.out, rows, flags.device, append=True)
 
 
 def taught_on(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.workbench.bench.record import about, read_rows, write_rows
+from deepcontrol.workbench.bench.results import provenance, read_rows, write_rows
 from tests.zoo.conftest import declare_torchvision_operators
 
 from .measure import measure
@@ -54,7 +54,7 @@ def run(only: list[str], out: Path) -> None:
     rows = []
     for entry in ZOO:
         if not only or any(part in entry.key for part in only):
-            row = {**measure(entry), **about("cpu")}
+            row = {**measure(entry), **provenance("cpu")}
             print(
                 f"{entry.key:56s} {row['fused']:3} fused {row['replaced']:3} replaced "
                 f"{row['mib_before']:>7} MiB to {row['mib_after']:>6}   fold {row['fold']}",

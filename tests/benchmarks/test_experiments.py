@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.record import Row, read_rows
+from deepcontrol.workbench.bench.results import Row, read_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import open_source, prepare
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
