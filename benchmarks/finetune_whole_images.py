@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("--epochs", type=int, default=6, help="epochs of fine-tuning")
     parser.add_argument("--data-root", type=Path, help="folder of the data set, if it moved")
-    parser.add_argument("--out", type=Path, default=Path("out/finetune-whole-images.csv"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/finetune-whole-images.csv"), help="CSV file"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     flags = parser.parse_args()
     config, _ = load_config(flags.run)

@@ -75,7 +75,14 @@ def main() -> None:
     )
     parser.add_argument("--data-root", type=Path, required=True, help="folder of CamVid")
     parser.add_argument("--out", type=Path, default=Path("out/highest-rate.csv"), help="CSV file")
-    parser.add_argument("--treatments", nargs="+", default=[*TREATMENTS], choices=[*TREATMENTS])
+    parser.add_argument(
+        "--treatments",
+        nargs="+",
+        default=[*TREATMENTS],
+        choices=[*TREATMENTS],
+        metavar="NAME",
+        help="any of: " + "; ".join(TREATMENTS),
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--lr", "--rate", type=float, default=0.64, help="learning rate")
     parser.add_argument("--epochs", type=int, default=20)
