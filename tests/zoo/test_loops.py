@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
-from benchmarks.zoo.measure import pictures
+from benchmarks.zoo.measure import smooth_images
 from deepcontrol import he_init_, param_groups, to_agc
 
 STEPS = 12
@@ -17,7 +17,7 @@ STEPS = 12
 @pytest.fixture
 def data() -> list[tuple[Tensor, int]]:
     """Two images with different labels, repeated."""
-    images = pictures(2, (3, 64, 64))
+    images = smooth_images(2, (3, 64, 64))
     return [(images[i % 2], i % 2) for i in range(STEPS)]
 
 
@@ -83,7 +83,7 @@ def test_accelerate(data: list[tuple[Tensor, int]]) -> None:
 
 def test_gradient_accumulation_in_accelerate_is_exact() -> None:
     """Four steps of batch 1 equal one of batch 4, because samples are independent."""
-    images, labels = pictures(4, (3, 64, 64)).double(), torch.tensor([0, 1, 0, 1])
+    images, labels = smooth_images(4, (3, 64, 64)).double(), torch.tensor([0, 1, 0, 1])
     model = network().double()
     nn.functional.cross_entropy(model(images), labels).backward()
     whole = [p.grad.clone() for p in model.parameters()]

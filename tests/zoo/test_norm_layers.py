@@ -18,7 +18,7 @@ from torchvision.models import efficientnet_b0, mobilenet_v2, regnet_x_400mf, re
 from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.ops import FrozenBatchNorm2d
 
-from benchmarks.zoo.measure import difference, pictures, step_is_finite, tensors
+from benchmarks.zoo.measure import difference, smooth_images, step_is_finite, tensors
 from benchmarks.zoo.models import Plans
 from deepcontrol import AGC1d, AGC2d, AGC3d, fold, he_init_, to_agc
 from deepcontrol.nn import norm_act
@@ -42,7 +42,7 @@ def check(model: nn.Module, layer: type[nn.Module], samples: Tensor) -> None:
 
 @pytest.mark.parametrize("build", [resnet18, mobilenet_v2, efficientnet_b0, regnet_x_400mf])
 def test_torchvision(build: Callable[..., nn.Module]) -> None:
-    check(build(norm_layer=AGC2d), AGC2d, pictures(1, (3, 64, 64)))
+    check(build(norm_layer=AGC2d), AGC2d, smooth_images(1, (3, 64, 64)))
 
 
 def test_torchvision_frozen_batchnorm_raises() -> None:
@@ -51,7 +51,7 @@ def test_torchvision_frozen_batchnorm_raises() -> None:
 
 
 def test_torchvision_feature_extraction_from_a_converted_model() -> None:
-    image = pictures(1, (3, 64, 64))
+    image = smooth_images(1, (3, 64, 64))
     model = to_agc(he_init_(resnet18()), example=image).eval()
     names = ["layer1.0.conv1", "layer2"]  # one AGCConv2d, and a stage of several blocks
     seen: dict[str, Tensor] = {}
@@ -68,7 +68,7 @@ def test_torchvision_feature_extraction_from_a_converted_model() -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "seresnet18", "res2net50_14w_8s"])
 def test_timm_norm_layer(name: str) -> None:
-    check(timm.create_model(name, norm_layer=AGC2d), AGC2d, pictures(1, (3, 64, 64)))
+    check(timm.create_model(name, norm_layer=AGC2d), AGC2d, smooth_images(1, (3, 64, 64)))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_timm_norm_act(name: str, act: type[nn.Module]) -> None:
         if isinstance(m, nn.Sequential) and len(m) == 2 and isinstance(m[0], AGC2d)
     ]
     assert len(followed) == sum(active)
-    check(model, AGC2d, pictures(1, (3, 64, 64)))
+    check(model, AGC2d, smooth_images(1, (3, 64, 64)))
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_monai(dims: int) -> None:
         SegResNet(**size, init_filters=8, norm="agc"),
         DynUNet(**size, **stages, filters=[8, 16, 32], norm_name="agc"),
     ):
-        check(model, layer, pictures(1, (1,) + (32,) * dims))
+        check(model, layer, smooth_images(1, (1,) + (32,) * dims))
 
 
 def plans(conv_op: str, **options: object) -> dict[str, object]:
@@ -168,10 +168,10 @@ def test_nnunet_plans(tmp_path: Path) -> None:
             output_channels=3,
             deep_supervision=True,
         )
-        check(model, layer, pictures(1, (1,) + (16,) * (2 if layer is AGC2d else 3)))
+        check(model, layer, smooth_images(1, (1,) + (16,) * (2 if layer is AGC2d else 3)))
 
 
 def test_nnunet_batchnorms_are_all_fused() -> None:
     model = Plans("PlainConvUNet", {"n_conv_per_stage": [2, 2, 2]}).build()
-    _, report = to_agc(model, example=pictures(1, (1, 16, 16, 16)), report=True)
+    _, report = to_agc(model, example=smooth_images(1, (1, 16, 16, 16)), report=True)
     assert report.count("fused") == len(report)

@@ -8,7 +8,7 @@ from benchmarks.zoo.__main__ import run
 from benchmarks.zoo.measure import measure
 from benchmarks.zoo.models import ZOO, Entry
 from benchmarks.zoo.page import page
-from deepcontrol.workbench.bench.record import read_rows
+from deepcontrol.workbench.bench.results import read_rows
 
 ROOT = Path(__file__).parents[2]
 ROWS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deepcontrol.workbench.bench.record import read_rows, write_rows
+from deepcontrol.workbench.bench.results import read_rows, write_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.study import command
 from tests.workbench.study.tiny import reproduce
@@ -203,7 +203,7 @@ def test_a_pack_keeps_the_rows_that_its_claims_rest_on(
     assert reproduce(out, "--only", "largest-batch", "--minutes", "0", "--pack", str(small)) == 0
     for row in (rows := read_rows(small / "bench.csv")):
         row["contender"] = row["contender"].replace("bn", "gn")
-    write_rows(small / "bench.csv", [row for row in rows if row["group"] == "fit"])
+    write_rows(small / "bench.csv", [row for row in rows if row["group"] == "max-batch"])
     monkeypatch.chdir(tmp_path)  # where there is no other benchmark
     assert reproduce(small, "--minutes", "0", "--pack", str(packed)) == 0
     verdicts = {claim["id"]: claim["verdict"] for claim in study(packed)["claims"]}

@@ -351,6 +351,6 @@ CLAIMS = (
         "In 12 GB, AGC trains at larger batches than BatchNorm",
         "BN: 8; of AGC it says nothing",
         (BenchRatio(words="largest batch in 12 GiB", column="largest_batch", over="agc",
-                    under="bn", group="fit", batch=0, low=1.25),),
+                    under="bn", group="max-batch", batch=0, low=1.25),),
     ),
 )  # fmt: skip

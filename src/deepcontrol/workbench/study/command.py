@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ..bench.record import read_rows
+from ..bench.results import read_rows
 from ..train.build import open_sources
 from ..train.interrupts import interrupts
 from . import record

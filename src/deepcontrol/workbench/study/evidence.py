@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..bench.record import Row, read_rows
+from ..bench.results import Row, read_rows
 from .arms import Arm
 from .claims import Claim
 from .jobs import RUNS, finished_curve

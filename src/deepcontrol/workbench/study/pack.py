@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench.record import Row, write_rows
+from ..bench.results import Row, write_rows
 from ..report.pictures import as_jpeg
 from ..runfolder import (
     CONFIG,

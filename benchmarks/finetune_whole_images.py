@@ -1,12 +1,12 @@
-"""A network learned from crops, and is to be used on whole images: do a few more epochs help?
+"""Fine-tune a network that was trained on crops for use on whole images.
 
-    python benchmarks/teach_on.py RUN --data-root CAMVID --out benchmarks/results/teach-on.csv
+    python benchmarks/finetune_whole_images.py RUN --data-root CAMVID
 
-Trains the last checkpoint of a run on, at the run's rate and batch, in three ways: on crops as
-before, on whole images, and on both in turn, batch by batch. Then evaluates it as
-benchmarks/crops.py does: on whole images, and in windows of the crops' size. The first way tells
-how much of a change more epochs alone would have made. Momentum starts at zero, nothing is clipped,
-and rows are added to --out.
+Continues from the last checkpoint of a run with the run's learning rate and batch size, in three
+ways: on crops as before, on whole images, and on both, alternating batch by batch. Then evaluates
+on whole images and in windows of the crops' size, as benchmarks/crops.py does. The first way shows
+how much of a change comes from more epochs alone. Momentum starts at zero and gradients are not
+clipped. Rows are appended to the CSV.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batch, Batches, Cache, prepare
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.predict.network import load_network
@@ -26,17 +26,19 @@ from deepcontrol.workbench.train.build import build_objective, open_sources
 from deepcontrol.workbench.train.config import Train, load_config
 from deepcontrol.workbench.train.evaluate import evaluate
 
-WAYS = ("not at all", "crops", "whole images", "both in turn")
+WAYS = ("none", "crops", "whole images", "both")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--epochs", type=int, default=6, help="further ones")
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("out/teach-on.csv"))
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("--epochs", type=int, default=6, help="epochs of fine-tuning")
+    parser.add_argument("--data-root", type=Path, help="folder of the data set, if it moved")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/finetune-whole-images.csv"), help="CSV file"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     flags = parser.parse_args()
     config, _ = load_config(flags.run)
@@ -46,7 +48,7 @@ def main() -> None:
     rows = []
     for way in WAYS:
         epochs = 0 if way == WAYS[0] else flags.epochs
-        errors = taught_on(flags.run, config, way, epochs, train, val, torch.device(flags.device))
+        errors = finetune(flags.run, config, way, epochs, train, val, torch.device(flags.device))
         rows.append(
             {
                 "model": config.model,
@@ -59,31 +61,31 @@ def main() -> None:
                 "rate": config.rate,
                 "seed": config.seed,
                 "epochs": read_records(flags.run / METRICS)[-1]["epoch"],
-                "taught_on": way,
-                "epochs_more": epochs,
+                "finetuned_on": way,
+                "finetune_epochs": epochs,
                 "error_whole": f"{errors[0]:.4f}",
                 "error_by_windows": f"{errors[1]:.4f}",
             }
         )
         print(*rows[-1].values(), sep=", ", flush=True)
-    write(flags.out, rows, flags.device, add=True)
+    write_results(flags.out, rows, flags.device, append=True)
 
 
-def taught_on(
+def finetune(
     run: Path, config: Train, way: str, epochs: int, train: Cache, val: Cache, device: torch.device
 ) -> tuple[float, float]:
-    """The errors on whole images and in windows, after further epochs of a kind."""
+    """Fine-tune in one way; returns the pixel errors on whole images and in windows."""
     model = load_network(run, "last", device).model
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     autocast = torch.bfloat16 if device.type == "cuda" else None
     optimizer = sgd([{"params": list(model.parameters())}], config.rate, config.momentum)
-    # Not from a graph, which would have one size of images.
+    # Eager, because a CUDA graph has one image size.
     objective = build_objective(config, train, device)
     step = TrainingStep(model, objective.loss, optimizer, "eager", autocast)
     for epoch in range(epochs):
         model.train()
-        for batch in seen(config, way, epoch, train, device):
+        for batch in training_batches(config, way, epoch, train, device):
             step(batch.images, *objective.targets(batch))
     model.eval()
     batches = Batches(val, config.evaluated_at_once, device=device)
@@ -91,10 +93,10 @@ def taught_on(
     return whole.pixel_error, windows.pixel_error
 
 
-def seen(
+def training_batches(
     config: Train, way: str, epoch: int, train: Cache, device: torch.device
 ) -> Iterator[Batch]:
-    """An epoch's batches. With both in turn, each image comes once all the same."""
+    """Yield the batches of an epoch. Each image comes once, also with "both"."""
     sizes = {"crops": [config.size], "whole images": [train.size]}.get(
         way, [config.size, train.size]
     )
