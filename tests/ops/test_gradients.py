@@ -91,7 +91,7 @@ def test_only_the_gradients_asked_for() -> None:
 def test_opcheck(
     shape: tuple[int, ...], grad: bool, dtype: torch.dtype, channels_last: bool, device: str
 ) -> None:
-    pytest.importorskip("deepcontrol.ops.kernels.agc_ops")
+    pytest.importorskip("deepcontrol.ops.triton.agc")
     c = shape[1]
     z = maps(shape, device).to(dtype).detach()
     if channels_last:
@@ -106,7 +106,7 @@ def test_opcheck(
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_fake_strides_are_real_strides(memory_format: torch.memory_format) -> None:
-    pytest.importorskip("deepcontrol.ops.kernels.agc_ops")
+    pytest.importorskip("deepcontrol.ops.triton.agc")
     z = torch.randn(2, 3, 4, 5).to(memory_format=memory_format)
     p = torch.randn(3)
     real = torch.ops.deepcontrol.agc(z, p, p, p)

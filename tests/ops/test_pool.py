@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import max_pool2d, max_unpool2d
 
-import deepcontrol.ops.kernels
+import deepcontrol.ops.triton
 from deepcontrol.nn import saved_bytes
-from deepcontrol.ops import max_pool2x2, max_unpool2x2, pool_plain, tracing
+from deepcontrol.ops import dispatch, max_pool2x2, max_unpool2x2, reference
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -259,10 +259,10 @@ def test_meta_has_the_real_strides() -> None:
 
 def test_without_triton_there_are_no_ops_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("agc", "agc_ops", "agc_pool", "agc_pool_ops", "gain", "pool", "pool_ops"):
-        monkeypatch.delitem(sys.modules, f"deepcontrol.ops.kernels.{name}", raising=False)
-        monkeypatch.delattr(deepcontrol.ops.kernels, name, raising=False)
-    assert not tracing._register_ops()
+    for name in ("agc", "agc_pool", "blocks", "gain", "launch", "pool", "sums"):
+        monkeypatch.delitem(sys.modules, f"deepcontrol.ops.triton.{name}", raising=False)
+        monkeypatch.delattr(deepcontrol.ops.triton, name, raising=False)
+    assert not dispatch._register_ops()
 
 
 B = torch.zeros(1, 2, 3, 4, dtype=torch.uint8)
@@ -311,10 +311,10 @@ def test_wrong_inputs_are_named(call: Callable[[], object], numbers: str) -> Non
 )
 def test_opcheck(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: str) -> None:
     pytest.importorskip("triton")
-    from deepcontrol.ops.kernels import pool_ops
+    from deepcontrol.ops.triton import pool as kernels
 
     x = laid_out(torch.randn(shape, device=device).to(dtype), layout)
-    pooled, index = pool_ops.max_pool2x2(x)
+    pooled, index = kernels.max_pool2x2(x)
     last = layout == "channels_last"
     for grad in (False, True):
         x, pooled = x.detach().requires_grad_(grad), pooled.detach().requires_grad_(grad)
@@ -343,20 +343,20 @@ def test_kernels_are_the_formulas(
     shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str
 ) -> None:
     pytest.importorskip("triton")
-    from deepcontrol.ops.kernels import pool as kernels
+    from deepcontrol.ops.triton import pool as kernels
 
     x = maps(shape, layout, dtype, device)
     for result in FORMATS:  # the maps that are read may be laid out in another way
         last = result == "channels_last"
         pooled, index = kernels.pool(x, last)
-        expected, expected_index = pool_plain.pool(x)
+        expected, expected_index = reference.max_pool2x2(x)
         assert_bits(pooled, expected)
         assert_bits(index, expected_index)
         values = maps(tuple(index.shape), layout, dtype, device)
         placed = kernels.place(values, index, shape[2:], last)
-        assert_bits(placed, pool_plain.place(values, index, shape[2:]))
+        assert_bits(placed, reference.place2x2(values, index, shape[2:]))
         picked = kernels.pick(x, index, last)
-        assert_bits(picked, pool_plain.pick(x, index))
+        assert_bits(picked, reference.pick2x2(x, index))
         for a in (pooled, index, placed, picked):
             assert_layout(a, result)
 
@@ -364,12 +364,12 @@ def test_kernels_are_the_formulas(
 @pytest.mark.parametrize("case", odd_maps("cpu"))
 def test_kernels_read_any_strides(case: str, device: str) -> None:
     pytest.importorskip("triton")
-    from deepcontrol.ops.kernels import pool as kernels
+    from deepcontrol.ops.triton import pool as kernels
 
     x = odd_maps(device)[case]
     for last in (False, True):
         pooled, index = kernels.pool(x, last)
-        expected, expected_index = pool_plain.pool(x)
+        expected, expected_index = reference.max_pool2x2(x)
         assert_bits(pooled, expected)
         assert_bits(index, expected_index)
         assert_bits(kernels.pick(x, index, last), expected)

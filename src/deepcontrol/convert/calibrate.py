@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn.agc import _AGC
-from ..ops.maps import map_mean
+from ..ops.layout import map_mean
 from .fold import fold
 from .folded import _FoldedConv, plain
 from .layers import control_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..ops.maps import positions
+from ..ops.layout import positions
 
 
 def maps_met(

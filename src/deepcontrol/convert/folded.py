@@ -18,9 +18,9 @@ from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
 from ..nn.conv import _AGCConv, check_input, padded
 from ..nn.symbolic import OneNode
 from ..ops import max_pool2x2
-from ..ops.activation import LEAKY_SLOPE, ActivationName, get_activation
-from ..ops.maps import over_maps
-from ..ops.reference import conv, gained
+from ..ops.activation import ActivationName, get_activation
+from ..ops.layout import over_maps
+from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
 from .layers import geometry
 from .window_sums import window_means
 
@@ -34,7 +34,7 @@ class _FoldedConv(OneNode, _ConvNd):
 
     def __init__(self, neuron: _AGCConv) -> None:
         super().__init__(**geometry(neuron), device="meta")
-        self.weight = constant(gained(neuron.weight, neuron.gain, neuron.weight.dtype))
+        self.weight = constant(scaled_filters(neuron.weight, neuron.gain, neuron.weight.dtype))
         self.bias = constant(neuron.bias.clone())
         self.mean_scale = constant(neuron.mean_scale.clone())
         self.activation = neuron.activation

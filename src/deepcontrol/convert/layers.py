@@ -12,7 +12,7 @@ from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
 from ..ops.activation import ActivationName
-from ..ops.maps import accumulate_dtype
+from ..ops.layout import accumulate_dtype
 
 _NEURONS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
 _LAYERS: dict[int, type[_AGC]] = {1: AGC1d, 2: AGC2d, 3: AGC3d}

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..ops.activation import LEAKY_SLOPE, ActivationName
+from ..ops.activation import ActivationName
+from ..ops.reference import LEAKY_SLOPE
 from .links import Links
 from .tree import has_hooks
 

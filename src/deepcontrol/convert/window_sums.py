@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..ops.maps import accumulate_dtype
+from ..ops.layout import accumulate_dtype
 
 # Borders up to here are sliced off. Wider ones (large dilations) are masked, since a slice would
 # make torch.export demand maps that are larger than the border.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.maps import map_mean, over_maps
+from ..ops.layout import map_mean, over_maps
 from .agc import AGC1d, AGC2d, AGC3d
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d
 from .init import he_init_, set_filters_

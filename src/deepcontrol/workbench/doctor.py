@@ -8,7 +8,7 @@ import torch
 
 from .. import __version__
 from ..nn import AGCConv2d
-from ..ops.backend import switch, why_plain
+from ..ops.dispatch import fallback_reason, kernel_switch
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def versions() -> dict[str, str]:
     if torch.cuda.is_available():
         found["CUDA"] = str(torch.version.cuda)
         found["cuDNN"] = str(torch.backends.cudnn.version())
-    found["DEEPCONTROL_KERNELS"] = switch()
+    found["DEEPCONTROL_KERNELS"] = kernel_switch()
     return found
 
 
@@ -57,7 +57,7 @@ def _try(device: str) -> Path:
         about = torch.cuda.get_device_properties(device)
         name = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, sm_{about.major}{about.minor}"
     maps = torch.zeros(1, 64, 16, 16, dtype=torch.bfloat16, device=device)
-    return Path(device, name, why_plain(maps), _error(device))
+    return Path(device, name, fallback_reason(maps), _error(device))
 
 
 def _error(device: str) -> float:

@@ -15,9 +15,8 @@ from torch import Tensor
 from ...ops import max_pool2x2, max_unpool2x2
 from ...ops.agc import backward as layer_backward
 from ...ops.agc import forward as layer_forward
-from ...ops.center import backward as center_backward
-from ...ops.center import forward as center_forward
-from ...ops.center import kept
+from ...ops.neuron import backward as center_backward
+from ...ops.neuron import forward_function, saved_map
 from .cases import Case, wanted
 from .measure import MIB, event_milliseconds, quantile, spread
 from .record import Row
@@ -35,14 +34,15 @@ Call = tuple[Callable[[], Any], int]  # an op on buffers of its own, and the byt
 def center_forward_call(batch: int, *size: int) -> Call:
     v, (_, beta, lam) = maps(batch, *size), per_filter(size[0])
     # Over v itself and with what the backward needs, as in a training step.
-    return lambda: center_forward(v, beta, lam, "relu", v, training=True), 2 * v.nbytes
+    forward = forward_function(v)
+    return lambda: forward(v, beta, lam, "relu", v, training=True), 2 * v.nbytes
 
 
 def center_backward_call(batch: int, *size: int) -> Call:
     g, v, (_, beta, lam) = maps(batch, *size), maps(batch, *size), per_filter(size[0])
-    y, mean, bits, _ = center_forward(v, beta, lam, "relu", v, training=True)
-    of_maps = kept("relu", v, y, bits)
-    return lambda: center_backward(g, of_maps, beta, lam, mean, "relu"), 3 * g.nbytes
+    y, mean, mask, _ = forward_function(v)(v, beta, lam, "relu", v, training=True)
+    saved = saved_map("relu", v, y, mask)
+    return lambda: center_backward(g, saved, beta, lam, mean, "relu"), 3 * g.nbytes
 
 
 def layer_forward_call(batch: int, *size: int) -> Call:
@@ -69,14 +69,14 @@ def unpool_call(batch: int, *size: int) -> Call:
 
 
 def gain_call(batch: int, *size: int) -> Call:
-    from ...ops.kernels import gain as kernels
+    from ...ops.triton import gain as kernels
 
     weight, gain = torch.randn(size, device="cuda"), torch.ones(size[0], device="cuda")
     return lambda: kernels.scale(weight, gain, torch.bfloat16), 6 * weight.numel()
 
 
 def gain_backward_call(batch: int, *size: int) -> Call:
-    from ...ops.kernels import gain as kernels
+    from ...ops.triton import gain as kernels
 
     weight, gain = torch.randn(size, device="cuda"), torch.ones(size[0], device="cuda")
     dscaled = torch.randn(size, device="cuda", dtype=torch.bfloat16)

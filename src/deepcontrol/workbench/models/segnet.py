@@ -87,7 +87,7 @@ class SegNet(nn.Module):
 def _feed(a: nn.Module, b: nn.Module, times: int) -> None:
     """Where b reads what a writes, unpooled to so many times the positions."""
     if isinstance(a, AGCConv2d) and isinstance(b, AGCConv2d):
-        a.feeds = times * b.out_channels / a.out_channels
+        a.consumer_ratio = times * b.out_channels / a.out_channels
 
 
 class EncoderStage(nn.Module):
