@@ -6,6 +6,7 @@ import inspect
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from deepcontrol.nn import AGCConvPool2d
@@ -82,11 +83,13 @@ def test_is_a_convolution(d: int) -> None:
     neuron_type, conv_type, _ = DIMENSIONS[d]
     neuron = neuron_type(3, 8, 3, padding=1)
     assert isinstance(neuron, conv_type)
-    names = list(inspect.signature(neuron_type).parameters)[:8]
-    assert names == [
+    parameters = inspect.signature(neuron_type).parameters
+    assert list(parameters)[:8] == [
         "in_channels", "out_channels", "kernel_size", "stride",
         "padding", "dilation", "groups", "activation",
     ]  # fmt: skip
+    positional = [n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY]
+    assert positional == list(inspect.signature(conv_type).parameters)[:7]
     assert sorted(n for n, _ in neuron.named_parameters()) == [
         "bias", "gain", "mean_scale", "weight",
     ]  # fmt: skip
@@ -152,6 +155,114 @@ def test_wrong_inputs_are_named(x: Tensor, message: str) -> None:
 def test_unknown_activation_is_named() -> None:
     with pytest.raises(ValueError, match=r"'tanh'.*relu, leaky_relu, silu, gelu, none"):
         AGCConv2d(3, 8, 3, activation="tanh")
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (nn.ReLU, "relu"),
+        (nn.ReLU(inplace=True), "relu"),
+        (nn.LeakyReLU, "leaky_relu"),
+        (nn.LeakyReLU(), "leaky_relu"),
+        (nn.SiLU, "silu"),
+        (nn.GELU(), "gelu"),
+        (nn.Identity, "none"),
+        (nn.Identity(), "none"),
+        (None, "none"),
+        ("gelu", "gelu"),
+    ],
+    ids=str,
+)
+def test_activation_as_name_class_or_instance(activation: object, name: str) -> None:
+    neuron = AGCConv2d(3, 8, 3, activation=activation)
+    assert neuron.activation == name
+    expected = AGCConv2d(3, 8, 3, activation=name)
+    expected.load_state_dict(neuron.state_dict())
+    x = torch.randn(1, 3, 6, 6)
+    assert torch.equal(neuron(x), expected(x))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.LeakyReLU(0.2), nn.GELU("tanh"), nn.Tanh, nn.Tanh(), nn.PReLU(), torch.relu, 3],
+    ids=str,
+)
+def test_activation_that_cannot_be_fused(activation: object) -> None:
+    with pytest.raises(ValueError, match=r'cannot fuse.*activation="none".*behind'):
+        AGCConv2d(3, 8, 3, activation=activation)
+
+
+def test_bias_is_part_of_the_neuron() -> None:
+    assert AGCConv2d(3, 8, 3, bias=True).bias is not None
+    with pytest.raises(ValueError, match=r"AGCConv2d does not support bias=False.*requires_grad_"):
+        AGCConv2d(3, 8, 3, bias=False)
+    with pytest.raises(TypeError, match="positional"):
+        AGCConv2d(3, 8, 3, 1, 0, 1, 1, False)  # Conv2d's eighth argument is bias
+
+
+def with_batchnorm(neuron: nn.Module) -> nn.Module:
+    """A neuron and a BatchNorm in evaluation mode, both with random parameters."""
+    bn = nn.BatchNorm2d(neuron.out_channels)
+    for parameter in (neuron.gain, neuron.bias, neuron.mean_scale, bn.weight, bn.bias):
+        nn.init.normal_(parameter)
+    nn.init.normal_(bn.running_mean)
+    nn.init.uniform_(bn.running_var, 0.5, 2.0)
+    return nn.Sequential(neuron, bn).eval()
+
+
+class TestBatchNormFusers:
+    """torch's fusers raise or return the same function: none is wrong in silence."""
+
+    def test_fuse_conv_bn_eval_is_right_without_activation(self) -> None:
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation="none"))
+        x = torch.randn(2, 3, 9, 9)
+        fused = fuse_conv_bn_eval(*model)
+        torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "gelu"])
+    def test_fuse_conv_bn_eval_refuses_an_activation(self, activation: str) -> None:
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation=activation))
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(NotImplementedError, match=f"AGCConv2d with activation='{activation}'"):
+            fuse_conv_bn_eval(*model)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, before[name])
+
+    def test_fuse_conv_bn_eval_refuses_a_pooling(self) -> None:
+        model = with_batchnorm(AGCConvPool2d(3, 8, 3, activation="none"))
+        with pytest.raises(NotImplementedError, match="AGCConvPool2d"):
+            fuse_conv_bn_eval(*model)
+
+    @pytest.mark.parametrize("d", [1, 3])
+    def test_fuse_conv_bn_eval_in_other_dimensions(self, d: int) -> None:
+        neuron = DIMENSIONS[d][0](3, 8, 3).eval()
+        bn = {1: nn.BatchNorm1d, 3: nn.BatchNorm3d}[d](8).eval()
+        with pytest.raises(NotImplementedError, match=f"AGCConv{d}d"):
+            fuse_conv_bn_eval(neuron, bn)
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+    @pytest.mark.parametrize("activation", ["relu", "none"])
+    def test_quantization_fuse_modules(self, activation: str) -> None:
+        from torch.ao.quantization import fuse_modules
+
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation=activation))
+        with pytest.raises((AssertionError, NotImplementedError), match="AGCConv2d"):
+            fuse_modules(model, ["0", "1"])
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+    @pytest.mark.parametrize("activation", ["relu", "none"])
+    def test_fx_optimization_fuse(self, activation: str) -> None:
+        from torch.fx.experimental.optimization import fuse
+
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation=activation))
+        x = torch.randn(2, 3, 9, 9)
+        torch.testing.assert_close(fuse(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+    def test_other_assignments_are_allowed(self) -> None:
+        neuron = AGCConv2d(3, 8, 3)
+        neuron.bias = nn.Parameter(torch.ones(8))
+        neuron.weight = nn.Parameter(torch.zeros(8, 3, 3, 3))
+        assert torch.equal(neuron(torch.randn(1, 3, 5, 5)), torch.ones(1, 8, 3, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

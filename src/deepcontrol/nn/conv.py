@@ -87,35 +87,43 @@ class _AGCConv(OneNode, _ConvNd):
     def forward(self, input: Tensor) -> Tensor:
         check_input(self, input)
         has_batch = input.dim() == self.weight.dim()
-        x, geometry = self._pad(input if has_batch else input.unsqueeze(0))
+        x = input if has_batch else input.unsqueeze(0)
         if self.shared_means is not None:
-            y = self._shared_mean_forward(x, geometry, self.shared_means)
+            y = self._forward_with_shared_mean(x, self.shared_means)
         elif runs_fused(self.activation):
-            # Called here and not through a helper, so that few frames lie above the launch.
-            y, _, map_sums = FusedNeuron.apply(*self._fused_arguments(x, geometry))
+            # Called here and not in a helper, so that few Python frames lie above the launch.
+            y, _, map_sums = FusedNeuron.apply(*self._fused_arguments(x))
             store_map_sums(y, map_sums)
         else:
-            y = unfused_neuron(
-                x, self.weight, self.gain, self.bias, self.mean_scale, geometry, self.activation
-            )
+            y = unfused_neuron(*self._unfused_arguments(x))
         if self.shared_means is None:
             warn_if_single_position(self, positions(y))
         return y if has_batch else y.squeeze(0)
 
-    def _pad(self, input: Tensor) -> tuple[Tensor, Geometry]:
-        x, padding = padded(self, input)
-        return x, Geometry(self.stride, padding, self.dilation, self.groups)
-
-    def _fused_arguments(self, x: Tensor, geometry: Geometry) -> tuple[Any, ...]:
+    def _fused_arguments(self, input: Tensor) -> tuple[Any, ...]:
+        x, *parameters, geometry, activation = self._unfused_arguments(input)
         x = cast_input(x, self.weight, self.gain, self.groups)
-        config = NeuronConfig(geometry, self.activation, self.consumer_ratio, stored_map_sums(x))
-        return x, self.weight, self.gain, self.bias, self.mean_scale, config
+        config = NeuronConfig(geometry, activation, self.consumer_ratio, stored_map_sums(x))
+        return x, *parameters, config
 
-    def _shared_mean_forward(self, x: Tensor, geometry: Geometry, shared: SharedMeans) -> Tensor:
-        v = gain_conv(x, self.weight, self.gain, *geometry)
-        warn_if_single_position(self, positions(v))
+    def _unfused_arguments(self, input: Tensor) -> tuple[Any, ...]:
+        x, padding = padded(self, input)
+        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
+        parameters = (self.weight, self.gain, self.bias, self.mean_scale)
+        return x, *parameters, geometry, self.activation
+
+    def _forward_with_shared_mean(self, input: Tensor, shared: SharedMeans) -> Tensor:
+        v = self._convolved(input)
         mean = shared.of(v)
         return center_bias_act_given_mean(v, mean, self.bias, self.mean_scale, self.activation)
+
+    def _convolved(self, input: Tensor) -> Tensor:
+        """Return conv(x, gamma W)."""
+        x, padding = padded(self, input)
+        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
+        v = gain_conv(x, self.weight, self.gain, *geometry)
+        warn_if_single_position(self, positions(v))
+        return v
 
     def __setattr__(self, name: str, value: Any) -> None:
         # torch's fuser takes an AGCConv2d for a plain convolution: it copies the layer and assigns
@@ -228,14 +236,11 @@ class AGCConvPool2d(AGCConv2d):
             raise ValueError(
                 f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"
             )
-        x, geometry = self._pad(input)
         if self.shared_means is not None:
-            return max_pool2x2(self._shared_mean_forward(x, geometry, self.shared_means))
+            return max_pool2x2(self._forward_with_shared_mean(input, self.shared_means))
         if not runs_fused(self.activation):
-            return unfused_neuron_pool(
-                x, self.weight, self.gain, self.bias, self.mean_scale, geometry, self.activation
-            )
-        pooled, index, _, map_sums = FusedNeuronPool.apply(*self._fused_arguments(x, geometry))
+            return unfused_neuron_pool(*self._unfused_arguments(input))
+        pooled, index, _, map_sums = FusedNeuronPool.apply(*self._fused_arguments(input))
         store_map_sums(pooled, map_sums)
         return pooled, index
 

@@ -177,7 +177,8 @@ def sum_launches(
     tiling needs none. The caller launches, which keeps the Python stack above a launch short.
     """
     if operands is not None and tiled.mean_known:
-        map_sums, launches = operands.map_sums, []
+        launches: list[Launch] = []
+        map_sums = operands.map_sums
         if map_sums is None:
             x = operands.x
             map_sums, launches = sum_launches(x, tile_maps(x, False, None, 0), None)
