@@ -171,7 +171,6 @@ def test_unknown_activation_is_named() -> None:
         (None, "none"),
         ("gelu", "gelu"),
     ],
-    ids=str,
 )
 def test_activation_as_name_class_or_instance(activation: object, name: str) -> None:
     neuron = AGCConv2d(3, 8, 3, activation=activation)
@@ -185,7 +184,6 @@ def test_activation_as_name_class_or_instance(activation: object, name: str) -> 
 @pytest.mark.parametrize(
     "activation",
     [nn.LeakyReLU(0.2), nn.GELU("tanh"), nn.Tanh, nn.Tanh(), nn.PReLU(), torch.relu, 3],
-    ids=str,
 )
 def test_activation_that_cannot_be_fused(activation: object) -> None:
     with pytest.raises(ValueError, match=r'cannot fuse.*activation="none".*behind'):

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from deepcontrol import AGCConv2d
 from deepcontrol.nn import AGCConvPool2d, saved_bytes
-from deepcontrol.ops import center_bias_act, center_bias_act_pool, max_pool2x2
+from deepcontrol.ops import center_bias_act, center_bias_act_pool, dispatch, max_pool2x2
 
 ACTIVATIONS = ["relu", "leaky_relu", "none", "gelu"]
 SHAPES = [(2, 3, 4, 6), (1, 5, 7, 9), (2, 2, 2, 3), (1, 4, 16, 8)]
@@ -61,7 +61,8 @@ def test_derivatives(activation: str) -> None:
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_opcheck(grad: bool, device: str) -> None:
-    pytest.importorskip("deepcontrol.ops.triton.agc_pool")
+    pytest.importorskip("triton")
+    dispatch.register_ops()
     leaves = [
         a.detach().requires_grad_(grad)
         for a in inputs((2, 3, 5, 4), "channels_last", torch.float32, device)

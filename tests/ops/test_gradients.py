@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from deepcontrol.ops import agc, center_bias_act, gain_conv, reference
+from deepcontrol.ops import agc, center_bias_act, dispatch, gain_conv, reference
 from deepcontrol.ops.activation import ACTIVATIONS
 
 MAPS = [
@@ -91,7 +91,8 @@ def test_only_the_gradients_asked_for() -> None:
 def test_opcheck(
     shape: tuple[int, ...], grad: bool, dtype: torch.dtype, channels_last: bool, device: str
 ) -> None:
-    pytest.importorskip("deepcontrol.ops.triton.agc")
+    pytest.importorskip("triton")
+    dispatch.register_ops()
     c = shape[1]
     z = maps(shape, device).to(dtype).detach()
     if channels_last:
@@ -106,7 +107,8 @@ def test_opcheck(
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_fake_strides_are_real_strides(memory_format: torch.memory_format) -> None:
-    pytest.importorskip("deepcontrol.ops.triton.agc")
+    pytest.importorskip("triton")
+    dispatch.register_ops()
     z = torch.randn(2, 3, 4, 5).to(memory_format=memory_format)
     p = torch.randn(3)
     real = torch.ops.deepcontrol.agc(z, p, p, p)

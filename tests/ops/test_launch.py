@@ -1,6 +1,7 @@
-"""At most five Python frames lie between AGCConv2d.forward and a kernel launch in eager mode."""
+"""The host side of a launch: few Python frames above it, and no compiler in eager mode."""
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -103,3 +104,13 @@ def test_derived_means(
     nn.Sequential(first, second)(torch.randn(2, 1, 40, 40))
     means = ["window_mean_kernel", "agc_forward_kernel"]
     assert_short(launches, ["_scale", "agc_sum_kernel", *means, "_scale", *means])
+
+
+def test_eager_mode_does_not_import_the_compiler() -> None:
+    """Registering the ops for torch.compile does, and takes seconds."""
+    script = """
+import sys
+from deepcontrol.ops.triton import agc, agc_pool, gain, pool
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

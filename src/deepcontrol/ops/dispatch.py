@@ -98,7 +98,7 @@ def needs_plain_ops() -> bool:
 
 def compiles_with_ops() -> bool:
     """Return whether torch.compile is tracing and can use the registered ops, which need Triton."""
-    return torch.compiler.is_compiling() and _register_ops()
+    return torch.compiler.is_compiling() and register_ops()
 
 
 def needs_differentiable_backward(grad: Tensor, grad_mean: Tensor | None = None) -> bool:
@@ -110,17 +110,19 @@ def needs_differentiable_backward(grad: Tensor, grad_mean: Tensor | None = None)
     return torch.is_grad_enabled() or grad_mean is not None or is_batched(grad)
 
 
-def _register_ops() -> bool:
+def register_ops() -> bool:
     """Register the ops for torch.compile; return False without Triton.
 
-    Called when a model is compiled rather than at import, because registration imports Triton.
+    Called when a model is compiled and not at import, because it imports Triton and the compiler.
     """
     try:
-        from .triton import agc, agc_pool, gain, pool  # noqa: F401
+        from .triton import agc, agc_pool, gain, pool
     except ModuleNotFoundError as missing:
         if missing.name != "triton":
             raise
         return False
+    for module in (agc, agc_pool, gain, pool):
+        module.register()
     return True
 
 
@@ -130,5 +132,5 @@ def _is_exporting() -> bool:
 
 # Has the effect of torch.compiler.assume_constant_result without importing the compiler: dynamo
 # calls the function while it traces and keeps the answer.
-for _constant in (_register_ops, _is_exporting):
+for _constant in (register_ops, _is_exporting):
     _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ known without reading, they rewrite from the last tile to the first. A program t
 the parameters of its filters before it adds up the parts, so that it waits for memory only once.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -275,11 +276,11 @@ def backward(
     return dz, dgamma, dbeta, dlam
 
 
-# The ops that torch.compile sees. Inside, they are kernel launches or plain PyTorch.
+# The ops that torch.compile sees: kernel launches or plain PyTorch inside. Eager mode does not
+# register them, because that imports the compiler.
 
 
-@triton_op("deepcontrol::center_bias_act", mutates_args=())
-def center_bias_act(
+def _center_bias_act(
     v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, mean, mask, _ = forward_function(v, traced=True)(
@@ -288,27 +289,23 @@ def center_bias_act(
     return y, mean, _no_mask(v) if mask is None else mask
 
 
-@triton_op("deepcontrol::center_bias_act_backward", mutates_args=())
-def center_bias_act_backward(
+def _center_bias_act_backward(
     g: Tensor, saved: Tensor | None, bias: Tensor, mean_scale: Tensor, mean: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     return neuron_backward(g, saved, bias, mean_scale, mean, activation, traced=True)
 
 
-@triton_op("deepcontrol::agc", mutates_args=())
-def agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
     return layer_forward(z, weight, bias, mean_scale, traced=True)
 
 
-@triton_op("deepcontrol::agc_backward", mutates_args=())
-def agc_backward(
+def _agc_backward(
     g: Tensor, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return layer_backward(g, z, weight, bias, mean_scale, mean, traced=True)
 
 
-@center_bias_act.register_fake
-def _(
+def _fake_center_bias_act(
     v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, training: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     kernels = training and uses_kernels(v, traced=True)
@@ -316,20 +313,17 @@ def _(
     return torch.empty_like(v), _means(v), _no_mask(v) if mask is None else mask
 
 
-@center_bias_act_backward.register_fake
-def _(
+def _fake_center_bias_act_backward(
     g: Tensor, saved: Tensor | None, bias: Tensor, mean_scale: Tensor, mean: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(g), torch.empty_like(bias), torch.empty_like(mean_scale)
 
 
-@agc.register_fake
-def _(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(z), _means(z)
 
 
-@agc_backward.register_fake
-def _(
+def _fake_agc_backward(
     g: Tensor, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dz, dweight, dbias, dscale = (torch.empty_like(a) for a in (g, weight, bias, mean_scale))
@@ -353,8 +347,9 @@ def _save_neuron(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 
 
 def _neuron_backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    grads = center_bias_act_backward(like_layout(g, ctx.order), *ctx.saved_tensors, ctx.activation)
-    return *grads, None, None
+    g = like_layout(g, ctx.order)
+    op = torch.ops.deepcontrol.center_bias_act_backward
+    return *op(g, *ctx.saved_tensors, ctx.activation), None, None
 
 
 def _save_layer(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -364,8 +359,21 @@ def _save_layer(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 def _layer_backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-    return agc_backward(like_layout(g, ctx.order), *ctx.saved_tensors)
+    return torch.ops.deepcontrol.agc_backward(like_layout(g, ctx.order), *ctx.saved_tensors)
 
 
-center_bias_act.register_autograd(_neuron_backward, setup_context=_save_neuron)
-agc.register_autograd(_layer_backward, setup_context=_save_layer)
+@functools.cache
+def register() -> None:
+    """Register the ops with torch.library."""
+    op = triton_op("deepcontrol::center_bias_act", _center_bias_act, mutates_args=())
+    op.register_fake(_fake_center_bias_act)
+    op.register_autograd(_neuron_backward, setup_context=_save_neuron)
+    op = triton_op(
+        "deepcontrol::center_bias_act_backward", _center_bias_act_backward, mutates_args=()
+    )
+    op.register_fake(_fake_center_bias_act_backward)
+    op = triton_op("deepcontrol::agc", _agc, mutates_args=())
+    op.register_fake(_fake_agc)
+    op.register_autograd(_layer_backward, setup_context=_save_layer)
+    op = triton_op("deepcontrol::agc_backward", _agc_backward, mutates_args=())
+    op.register_fake(_fake_agc_backward)

@@ -4,6 +4,7 @@ The formulas are in ops/neuron_pool.py; launch.py explains units, parts and tile
 consists of windows: for each, a program reads four positions of v or writes four of dv.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -238,18 +239,11 @@ def _strides(maps: Tensor, prefix: str) -> dict[str, int]:
     return {f"{prefix}{name}": stride for name, stride in zip("ncp", strides, strict=True)}
 
 
-# The ops that torch.compile sees. Inside, they are kernel launches or plain PyTorch.
+# The ops that torch.compile sees: kernel launches or plain PyTorch inside. Eager mode does not
+# register them, because that imports the compiler.
 
 
-@triton_op("deepcontrol::center_bias_act_pool", mutates_args=())
-def center_bias_act_pool(
-    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    return traced_forward(v, bias, mean_scale, activation)
-
-
-@triton_op("deepcontrol::center_bias_act_pool_backward", mutates_args=())
-def center_bias_act_pool_backward(
+def _traced_backward(
     g: Tensor,
     pooled: Tensor | None,
     index: Tensor,
@@ -267,8 +261,7 @@ def center_bias_act_pool_backward(
     )
 
 
-@center_bias_act_pool.register_fake
-def _(
+def _fake_forward(
     v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     n, c, height, width = v.shape
@@ -277,8 +270,7 @@ def _(
     return empty_maps(v, shape, v.dtype, last), empty_maps(v, shape, torch.uint8, last), mean
 
 
-@center_bias_act_pool_backward.register_fake
-def _(
+def _fake_backward(
     g: Tensor,
     pooled: Tensor | None,
     index: Tensor,
@@ -302,10 +294,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _backward(ctx: Any, g: Tensor, _: Any, __: Tensor) -> tuple[Tensor | None, ...]:
-    grads = center_bias_act_pool_backward(
-        g, *ctx.saved_tensors, *ctx.size, ctx.activation, ctx.last
-    )
-    return *grads, None
+    op = torch.ops.deepcontrol.center_bias_act_pool_backward
+    return *op(g, *ctx.saved_tensors, *ctx.size, ctx.activation, ctx.last), None
 
 
-center_bias_act_pool.register_autograd(_backward, setup_context=_save)
+@functools.cache
+def register() -> None:
+    """Register the ops with torch.library."""
+    op = triton_op("deepcontrol::center_bias_act_pool", traced_forward, mutates_args=())
+    op.register_fake(_fake_forward)
+    op.register_autograd(_backward, setup_context=_save)
+    op = triton_op("deepcontrol::center_bias_act_pool_backward", _traced_backward, mutates_args=())
+    op.register_fake(_fake_backward)

@@ -7,6 +7,7 @@ memory. Here each is one pass: a program takes one filter, whose weights lie tog
 Left to itself, torch.compile makes two kernels of the backward, one for dW and one for dgamma.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -86,26 +87,23 @@ def scale_backward(
     return dweight, dgain
 
 
-# The ops that torch.compile sees. Inside, they are kernel launches or plain PyTorch.
+# The ops that torch.compile sees: kernel launches or plain PyTorch inside. Eager mode does not
+# register them, because that imports the compiler.
 
 
-@triton_op("deepcontrol::scale_filters", mutates_args=())
-def scale_filters(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+def _traced_scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
     return scale_function(weight, traced=True)(weight, gain, dtype)
 
 
-@triton_op("deepcontrol::scale_filters_backward", mutates_args=())
-def scale_filters_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
+def _traced_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
     return dispatch_backward(weight, gain, dscaled, traced=True)
 
 
-@scale_filters.register_fake
-def _(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+def _fake_scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(weight, dtype=dtype)
 
 
-@scale_filters_backward.register_fake
-def _(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weight), torch.empty_like(gain)
 
 
@@ -115,7 +113,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, dscaled: Tensor) -> tuple[Tensor | None, ...]:
-    return *scale_filters_backward(*ctx.saved_tensors, dscaled), None
+    op = torch.ops.deepcontrol.scale_filters_backward
+    return *op(*ctx.saved_tensors, dscaled), None
 
 
-scale_filters.register_autograd(_backward, setup_context=_save)
+@functools.cache
+def register() -> None:
+    """Register the ops with torch.library."""
+    op = triton_op("deepcontrol::scale_filters", _traced_scale, mutates_args=())
+    op.register_fake(_fake_scale)
+    op.register_autograd(_backward, setup_context=_save)
+    op = triton_op("deepcontrol::scale_filters_backward", _traced_backward, mutates_args=())
+    op.register_fake(_fake_backward)

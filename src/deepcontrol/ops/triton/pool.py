@@ -10,6 +10,7 @@ One thread writes each element, so results are deterministic. Values are moved, 
 so they are exact.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -226,11 +227,11 @@ def _strides(
     return named
 
 
-# The ops that torch.compile sees. Inside, they are kernel launches or plain PyTorch.
+# The ops that torch.compile sees: kernel launches or plain PyTorch inside. Eager mode does not
+# register them, because that imports the compiler.
 
 
-@triton_op("deepcontrol::max_pool2x2", mutates_args=())
-def max_pool2x2(x: Tensor) -> tuple[Tensor, Tensor]:
+def _traced_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     last = is_channels_last(x)
     if fallback_reason(x) is None:
         return pool(x, last, traced=True)
@@ -238,34 +239,33 @@ def max_pool2x2(x: Tensor) -> tuple[Tensor, Tensor]:
     return as_layout(pooled, last), as_layout(index, last)
 
 
-@triton_op("deepcontrol::pick2x2", mutates_args=())
-def pick2x2(x: Tensor, index: Tensor, channels_last: bool) -> Tensor:
+def _traced_pick(x: Tensor, index: Tensor, channels_last: bool) -> Tensor:
     if fallback_reason(x) is None:
         return pick(x, index, channels_last, traced=True)
     return as_layout(reference.pick2x2(x, index), channels_last)
 
 
-@triton_op("deepcontrol::place2x2", mutates_args=())
-def place2x2(values: Tensor, index: Tensor, height: int, width: int, channels_last: bool) -> Tensor:
+def _traced_place(
+    values: Tensor, index: Tensor, height: int, width: int, channels_last: bool
+) -> Tensor:
     if fallback_reason(values) is None:
         return place(values, index, (height, width), channels_last, traced=True)
     return as_layout(reference.place2x2(values, index, (height, width)), channels_last)
 
 
-@max_pool2x2.register_fake
-def _(x: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     shape = (*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2)
     last = is_channels_last(x)
     return empty_maps(x, shape, x.dtype, last), empty_maps(x, shape, torch.uint8, last)
 
 
-@pick2x2.register_fake
-def _(x: Tensor, index: Tensor, channels_last: bool) -> Tensor:
+def _fake_pick(x: Tensor, index: Tensor, channels_last: bool) -> Tensor:
     return empty_maps(x, index.shape, x.dtype, channels_last)
 
 
-@place2x2.register_fake
-def _(values: Tensor, index: Tensor, height: int, width: int, channels_last: bool) -> Tensor:
+def _fake_place(
+    values: Tensor, index: Tensor, height: int, width: int, channels_last: bool
+) -> Tensor:
     return empty_maps(values, (*index.shape[:2], height, width), values.dtype, channels_last)
 
 
@@ -277,7 +277,11 @@ def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 
 def _pool_backward(ctx: Any, grad: Tensor | None, _: None) -> Tensor | None:
-    return None if grad is None else place2x2(grad, *ctx.saved_tensors, *ctx.size, ctx.last)
+    return (
+        None
+        if grad is None
+        else torch.ops.deepcontrol.place2x2(grad, *ctx.saved_tensors, *ctx.size, ctx.last)
+    )
 
 
 def _save_pick(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -287,7 +291,7 @@ def _save_pick(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _pick_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return place2x2(grad, *ctx.saved_tensors, *ctx.size, ctx.last), None, None
+    return torch.ops.deepcontrol.place2x2(grad, *ctx.saved_tensors, *ctx.size, ctx.last), None, None
 
 
 def _save_place(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -297,9 +301,18 @@ def _save_place(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _place_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return pick2x2(grad, *ctx.saved_tensors, ctx.last), None, None, None, None
+    return torch.ops.deepcontrol.pick2x2(grad, *ctx.saved_tensors, ctx.last), None, None, None, None
 
 
-max_pool2x2.register_autograd(_pool_backward, setup_context=_save_pool)
-pick2x2.register_autograd(_pick_backward, setup_context=_save_pick)
-place2x2.register_autograd(_place_backward, setup_context=_save_place)
+@functools.cache
+def register() -> None:
+    """Register the ops with torch.library."""
+    op = triton_op("deepcontrol::max_pool2x2", _traced_pool, mutates_args=())
+    op.register_fake(_fake_pool)
+    op.register_autograd(_pool_backward, setup_context=_save_pool)
+    op = triton_op("deepcontrol::pick2x2", _traced_pick, mutates_args=())
+    op.register_fake(_fake_pick)
+    op.register_autograd(_pick_backward, setup_context=_save_pick)
+    op = triton_op("deepcontrol::place2x2", _traced_place, mutates_args=())
+    op.register_fake(_fake_place)
+    op.register_autograd(_place_backward, setup_context=_save_place)
