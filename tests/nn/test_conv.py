@@ -1,4 +1,4 @@
-"""The neuron against the drop-in layer after a convolution: one function, two ways."""
+"""AGCConv computes the same function as convolution, AGC layer and activation."""
 
 import copy
 import inspect
@@ -32,7 +32,7 @@ GEOMETRIES = [
 
 
 class Separate(nn.Module):
-    """Convolution without bias, AGC, activation: Eq. 1 as three layers of a neuron's weights."""
+    """Convolution without bias, AGC and activation as three layers with a neuron's weights."""
 
     def __init__(self, neuron: nn.Module, **geometry: object) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ class Separate(nn.Module):
 @pytest.mark.parametrize("d", DIMENSIONS)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_neuron_and_drop_in_layer_are_one_function(d: int, geometry: dict, activation: str) -> None:
+def test_neuron_equals_separate_layers(d: int, geometry: dict, activation: str) -> None:
     if d == 3 and geometry.get("padding_mode") == "reflect":
-        geometry = {**geometry, "padding": 1}  # the small volume leaves no room for more
+        geometry = {**geometry, "padding": 1}  # the volume is too small for more
     neuron = DIMENSIONS[d][0](4, 6, activation=activation, **geometry).double()
     for parameter in (neuron.gain, neuron.bias, neuron.mean_scale):
         nn.init.normal_(parameter)
@@ -103,7 +103,7 @@ def test_takes_maps_without_a_batch() -> None:
     shapes = []
     neuron.register_forward_hook(lambda *args: shapes.append(tuple(args[2].shape)))
     neuron(x)
-    assert shapes == [(8, 7, 7)]  # once, and as the caller sees it
+    assert shapes == [(8, 7, 7)]  # called once, with the output that the caller gets
 
 
 def test_no_samples() -> None:
@@ -117,7 +117,7 @@ def test_no_samples() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, -1.5, 1e-30, -1e-30])
 def test_gain_oracle(gain: float) -> None:
-    """gamma * dgamma = <W, dW>, whatever gamma is; at 0 the gradient of gamma is still there."""
+    """gamma * dgamma = <W, dW> for any gamma; at 0 gamma still has a gradient."""
     neuron = AGCConv2d(3, 4, 3).double()
     nn.init.constant_(neuron.gain, gain)
     nn.init.uniform_(neuron.bias, 0.5, 1.0)
@@ -265,10 +265,10 @@ class TestBatchNormFusers:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_gradients(dtype: torch.dtype) -> None:
-    """The whole neuron in half precision against itself in fp64, on positive inputs.
+    """Compare the neuron in half precision with itself in fp64, on positive inputs.
 
-    Its gradient maps are rounded before the convolution's backward sees them. Their mean, which
-    the centring makes, then has an error that adds up over positive inputs: about 1% in bf16.
+    Gradient maps are rounded before the convolution's backward. Centering makes their mean zero,
+    and its rounding error adds up over positive inputs: about 1% in bf16.
     """
     neuron = AGCConv2d(16, 16, 3, padding=1, activation="none").to(dtype)
     with torch.no_grad():
@@ -289,7 +289,7 @@ def test_half_precision_gradients(dtype: torch.dtype) -> None:
 
 
 def test_gain_gradient_is_summed_in_fp32() -> None:
-    """<W, dV> over 32768 equal taps: a bf16 sum would stop at 256 of them."""
+    """A bf16 sum of <W, dV> over 32768 equal taps would stop at 256."""
     neuron = AGCConv2d(32768, 1, 1, activation="none").bfloat16()
     nn.init.constant_(neuron.weight, 1.0)
     nn.init.zeros_(neuron.mean_scale)
@@ -300,7 +300,7 @@ def test_gain_gradient_is_summed_in_fp32() -> None:
 
 @pytest.mark.parametrize("name", ["gain", "bias", "mean_scale"])
 @pytest.mark.parametrize("neuron", [AGCConv2d, AGCConvPool2d])
-def test_a_parameter_that_does_not_fit_the_filters(neuron: type[AGCConv2d], name: str) -> None:
+def test_parameter_of_the_wrong_shape(neuron: type[AGCConv2d], name: str) -> None:
     layer = neuron(3, 4, 3, padding=1)
     setattr(layer, name, nn.Parameter(torch.ones(1)))
     with pytest.raises(ValueError, match=rf"{name} has shape \(1,\)"):

@@ -1,4 +1,4 @@
-"""First and second derivatives in fp64, and torch's own checks of how the ops are registered."""
+"""First and second derivatives in fp64, and torch's opcheck of the registered ops."""
 
 import itertools
 
@@ -69,7 +69,7 @@ def test_gain_conv(case: str) -> None:
     assert gradgradcheck(gain_conv, inputs)
 
 
-def test_only_the_gradients_asked_for() -> None:
+def test_gradients_of_single_inputs() -> None:
     z, weight, bias, mean_scale = maps((2, 3, 4)), filters(3), filters(3), filters(3)
     for wanted in (z, weight, bias, mean_scale):
         args = [a if a is wanted else a.detach() for a in (z, weight, bias, mean_scale)]

@@ -1,4 +1,4 @@
-"""Triton's kernels against the plain formulas: interpreted on a CPU, for real on a GPU."""
+"""The Triton kernels against the reference: in the interpreter on a CPU, compiled on a GPU."""
 
 import importlib
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 @pytest.fixture(autouse=True)
 def _poison() -> Iterator[None]:
-    """What torch.empty returns is NaN: an element that nobody writes shows."""
+    """Fill the memory of torch.empty with NaN, so that unwritten elements show."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
@@ -38,12 +38,12 @@ def maps(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -
 def errors(
     z: Tensor, activation: str, gain: bool, tiling: Tiling | None = None
 ) -> dict[str, float]:
-    """Relative errors of the kernels' output and gradients against the formula in fp64."""
+    """Return relative errors of the kernels' output and gradients against the formula in fp64."""
     gamma, beta, lam = (torch.randn(z.shape[1], device=z.device) for _ in range(3))
     one = torch.ones_like(gamma)
     given = gamma if gain else None
     exact_u = reference.agc(z.double(), *(a.double() for a in (gamma if gain else one, beta, lam)))
-    g = torch.randn_like(z) * (exact_u.abs() > 1e-5)  # at 0, rounding decides who is open
+    g = torch.randn_like(z) * (exact_u.abs() > 1e-5)  # at 0, rounding decides the sign
     y, mean, *_ = kernels.forward(z, beta, lam, activation, gamma=given, tiling=tiling)
     needs = "input" if gain else ACTIVATIONS[activation].needs
     kept = {"nothing": None, "output": y, "input": z}[needs]
@@ -68,7 +68,7 @@ def errors(
     expected = torch.autograd.grad(exact, leaves, g.double(), allow_unused=True)
     found = {"y": (y, exact), "dz": (dz, expected[0]), "dbeta": (dbeta, expected[2])}
     found |= {"dlam": (dlam, expected[3])} | ({"dgamma": (dgamma, expected[1])} if gain else {})
-    # Beside the largest term: at lambda near 1 the gradients are differences of large numbers.
+    # Relative to the largest term: for lambda near 1 gradients are differences of large numbers.
     scale = {"y": exact, "dz": g.double()}
     return {
         name: ((a.double() - b).norm() / scale.get(name, b).norm().clamp(min=1e-3)).item()
@@ -95,7 +95,7 @@ SMALL = [  # shape, layout, dtype, activation, gain, tiling
     ((2, 24, 7, 9), "channels_last", torch.float32, "leaky_relu", False, tiled(16, 8, 3, 2)),
     ((2, 16, 8, 8), "channels_last", torch.float32, "relu", False, tiled(8, 8, 3, 2)),
     ((2, 5, 8, 9), "contiguous", torch.float32, "relu", False, tiled(2, 16, 2, 1)),
-    # Several parts and tiles, of several steps: exact multiples, and not.
+    # Several parts and tiles, of several steps, with and without a remainder.
     ((2, 4, 8, 8), "channels_last", torch.float32, "relu", False, tiled(2, 8, 3, 2)),
     ((2, 5, 7, 9), "channels_last", torch.bfloat16, "relu", False, tiled(4, 8, 2, 3)),
     ((2, 5, 7, 9), "contiguous", torch.float32, "gelu", True, tiled(2, 16, 1, 1)),
@@ -133,7 +133,7 @@ def test_large_maps(dtype: torch.dtype, layout: str, gain: bool, activation: str
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 8, 8), (1, 3, 5, 7)], ids=str)
-def test_writing_over_the_input_changes_no_bit(shape: tuple[int, ...], device: str) -> None:
+def test_in_place_gives_the_same_bits(shape: tuple[int, ...], device: str) -> None:
     z = maps(shape, "channels_last", torch.float32, device)
     beta, lam = torch.randn(shape[1], device=device), torch.randn(shape[1], device=device)
     tiling = tiled(2, 8, 3, 1)
@@ -202,11 +202,11 @@ def test_gain(layout: str, dtype: torch.dtype, device: str) -> None:
     assert not gain_kernels.supports(weight.transpose(0, 1))
 
 
-def test_parameters_that_lie_apart(device: str) -> None:
+def test_strided_parameters(device: str) -> None:
     z = maps((2, 4, 3, 5), "channels_last", torch.float32, device)
-    apart = torch.randn(4, 3, device=device)
-    gamma, beta = apart[:, 0], apart[:1, 1].expand(4)
-    lam = apart[:, 2]
+    table = torch.randn(4, 3, device=device)
+    gamma, beta = table[:, 0], table[:1, 1].expand(4)
+    lam = table[:, 2]
     y, mean, *_ = kernels.forward(z, beta, lam, "none", gamma=gamma)
     torch.testing.assert_close(y, reference.agc(z, gamma, beta, lam))
     g = torch.randn_like(z)
@@ -220,7 +220,7 @@ def test_parameters_that_lie_apart(device: str) -> None:
     assert torch.equal(scaled, reference.scaled_filters(weight, gamma, torch.float32))
 
 
-def test_writing_over_a_slice_stays_inside(device: str) -> None:
+def test_in_place_on_a_slice_writes_only_the_slice(device: str) -> None:
     whole = torch.randn(2, 6, 3, 4, device=device)
     before = whole.clone()
     part = whole[:, :4]
@@ -248,7 +248,7 @@ def trained(neuron: AGCConv2d, layer: AGC2d, x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
-@pytest.mark.parametrize("width", [5, 6], ids=["maps", "bits"])  # of 24 positions there are bits
+@pytest.mark.parametrize("width", [5, 6], ids=["output", "mask"])  # 24 positions allow a mask
 def test_layers_on_kernels(activation: str, width: int, request: pytest.FixtureRequest) -> None:
     neuron, layer = AGCConv2d(2, 3, 3, padding=1, activation=activation), AGC2d(3)  # type: ignore[arg-type]
     x = torch.randn(2, 2, 4, width, requires_grad=True)
@@ -259,7 +259,7 @@ def test_layers_on_kernels(activation: str, width: int, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu"])
-def test_second_derivatives_leave_the_kernels(
+def test_second_derivatives_take_the_plain_path(
     activation: str, request: pytest.FixtureRequest
 ) -> None:
     neuron = AGCConv2d(1, 2, 2, activation=activation)  # type: ignore[arg-type]
@@ -274,8 +274,8 @@ def test_second_derivatives_leave_the_kernels(
     torch.testing.assert_close(curvature(), expected, rtol=1e-4, atol=1e-5)
 
 
-class _SaysItIsOnCuda:
-    """A tensor without memory whose only lie is where it is."""
+class _FakeCuda:
+    """A meta tensor that claims to be on a CUDA device."""
 
     is_cuda = True
 
@@ -287,7 +287,7 @@ class _SaysItIsOnCuda:
 
 
 class TestDispatch:
-    def test_says_why(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gives_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "not on cpu" in str(dispatch.fallback_reason(torch.ones(1, 1, 1)))
         monkeypatch.setenv("DEEPCONTROL_KERNELS", "off")
         assert dispatch.device_fallback_reason(None) == "DEEPCONTROL_KERNELS=off"
@@ -295,12 +295,12 @@ class TestDispatch:
         with pytest.raises(ValueError, match="on or off, not 'of'"):
             dispatch.device_fallback_reason(None)
 
-    def test_does_not_count_too_far(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_32_bit_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dispatch, "device_fallback_reason", lambda device: None)
 
         def why(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
             z = torch.empty_strided(shape, strides, device="meta")
-            return dispatch.fallback_reason(_SaysItIsOnCuda(z))  # type: ignore[arg-type]
+            return dispatch.fallback_reason(_FakeCuda(z))  # type: ignore[arg-type]
 
         assert why((2, 3, 4, 4), (48, 16, 4, 1)) is None
         assert "32 bits" in str(why((1 << 16, 1 << 15), (1 << 15, 1)))
@@ -308,7 +308,7 @@ class TestDispatch:
         assert "32 bits" in str(why((1 << 20, 2, 8, 8), (64, 1 << 26, 8, 1)))
 
     @pytest.mark.gpu
-    def test_takes_what_it_can_and_no_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_supported_and_unsupported_tensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
         z = torch.randn(2, 3, 4, 6, device="cuda")
         assert dispatch.fallback_reason(z) is None
         assert "float64" in str(dispatch.fallback_reason(z.double()))

@@ -1,4 +1,4 @@
-"""The mean that is known before the convolution's output is read: ops/window_mean.py."""
+"""Means derived from the operands of a convolution, without reading its output."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -42,12 +42,12 @@ def uninitialized_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
-SHAPES = [  # of x, and filters
+SHAPES = [  # shape of x, number of filters
     ((2, 3, 5, 7), 4),
-    ((1, 20, 6, 4), 10),  # more channels than a program takes, more filters than a block has
+    ((1, 20, 6, 4), 10),  # more channels than a program takes, more filters than a block
     ((2, 4, 1, 9), 3),
     ((1, 2, 5, 1), 2),
-    ((1, 4, 300, 2), 4),  # a border in several reads
+    ((1, 4, 300, 2), 4),  # a border read in several steps
 ]
 
 
@@ -61,7 +61,9 @@ def test_sums_of_a_convolution(
     weight = laid_out(torch.randn(filters, shape[1], 3, 3, device=device), layout).to(dtype)
     map_sums = launched(*sums.sum_launches(x, tile_maps(x, False, None, 0), None))
     exact = torch.conv2d(x.double(), weight.double(), padding=1).sum((2, 3))
-    swapped = weight.transpose(2, 3).contiguous().transpose(2, 3)  # in memory alone
+    swapped = (
+        weight.transpose(2, 3).contiguous().transpose(2, 3)
+    )  # the same values in another layout
     for block_f, taps in ((4, weight), (16, weight), (4, swapped)):
         partial, last = sums.window_mean_launch(ConvOperands(x, taps, None), map_sums, block_f)
         found = launched(partial, [last]).sum(2).flatten(1)[:, :filters]
@@ -87,7 +89,7 @@ def test_kernels_store_the_sums_of_their_output(
 
 
 class Stages(nn.Module):
-    """An encoder's stage and a decoder's, as SegNet has them."""
+    """An encoder stage and a decoder stage, as in SegNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,10 +111,11 @@ def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Kernels on a CPU, in the interpreter, and means known wherever they can be, of fp32 too.
+def derived(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Run the kernels in the interpreter and derive means wherever possible, also in fp32.
 
-    Returns a list that grows with each mean that was.
+    Returns:
+        A list to which each derived mean is appended.
     """
     for name in ("neuron", "neuron_pool", "gain_conv", "pool"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
@@ -134,7 +137,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return means
 
 
-# Of an even size; odd, where the pooling leaves a row and a column out.
+# An even size, and an odd one, where the pooling leaves out a row and a column.
 @pytest.mark.parametrize("size", [(24, 32), (25, 43)], ids=str)
 @pytest.mark.parametrize("layout", list(FORMATS))
 def test_neurons_in_a_row(
@@ -146,18 +149,18 @@ def test_neurons_in_a_row(
             parameter.add_(0.1 * torch.randn_like(parameter))
     x = laid_out(torch.randn(2, 1, *size), layout).requires_grad_()
     expected = trained(model, x)
-    means = request.getfixturevalue("known")
+    means = request.getfixturevalue("derived")
     found = trained(model, x)
     assert len(means) == 4
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_small_maps_are_read(known: list[Tensor]) -> None:
-    """Once, by programs of their own: nothing is won by knowing their means."""
+def test_small_maps_take_a_single_pass(derived: list[Tensor]) -> None:
+    """One program reads a small map only once, so deriving its mean gains nothing."""
     model = Stages()
     model(torch.randn(1, 1, 8, 8))
-    assert len(known) == 1  # but the stage's end is read by several
+    assert len(derived) == 1  # the fused pooling has no single pass
 
 
 def double(module: nn.Module, inputs: object, output: Any) -> Any:
@@ -172,28 +175,28 @@ def double_in_place(module: nn.Module, inputs: object, output: Any) -> None:
 
 @pytest.mark.parametrize("change", [double, double_in_place])
 @pytest.mark.parametrize("changed", [("down", 0), ("down", 1), ("up", 0)], ids=str)
-def test_sums_are_of_the_maps_as_they_were(
+def test_stored_sums_are_dropped_if_a_map_changes(
     change: Callable[..., Any], changed: tuple[str, int], request: pytest.FixtureRequest
 ) -> None:
-    """Whoever changes them in between, the mean is of what the convolution has read."""
+    """If a hook changes a map, the mean is still that of the convolution's output."""
     model, x = Stages(), torch.randn(1, 1, 24, 32)
     getattr(model, changed[0])[changed[1]].register_forward_hook(change)
     with torch.no_grad():
         expected = model(x)
-        means = request.getfixturevalue("known")
+        means = request.getfixturevalue("derived")
         torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
     assert len(means) == 3
 
 
-def test_nothing_is_left_behind(known: list[Tensor]) -> None:
+def test_stored_sums_are_freed(derived: list[Tensor]) -> None:
     model, x = Stages(), torch.randn(1, 1, 24, 32)
     y = model(x)
-    assert len(known) == 4
+    assert len(derived) == 4
     del y
     assert not len(window_mean._stored)
 
 
-def test_in_inference_mode(known: list[Tensor]) -> None:
+def test_in_inference_mode(derived: list[Tensor]) -> None:
     model, x = Stages(), torch.randn(1, 1, 24, 32)
     expected = model(x)
     with torch.inference_mode():
@@ -201,18 +204,18 @@ def test_in_inference_mode(known: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_not_for_types_that_a_convolution_rounds(dtype: torch.dtype) -> None:
+def test_only_for_half_types(dtype: torch.dtype) -> None:
     x, v = torch.empty(1, 1, 4, 4, dtype=dtype), torch.empty(1, 4, 1 << 12, 1 << 12, dtype=dtype)
     filters = torch.empty(4, 1, 3, 3, dtype=dtype)
     assert not window_mean.derives_mean(v, ConvOperands(x, filters, None))
     half = ConvOperands(x.half(), filters.half(), None)
     assert window_mean.derives_mean(v.half(), half)
-    assert not window_mean.derives_mean(v.half()[:, :3], half)  # the image is not small beside that
+    assert not window_mean.derives_mean(v.half()[:, :3], half)  # x has too many channels for that
 
 
 @pytest.mark.gpu
 def test_segnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known or read, a mean is as good: beside fp32, the gradients are as far off."""
+    """Gradients with derived means are as close to fp32 as those with read means."""
     model = SegNet(19, width=0.5).cuda().to(memory_format=torch.channels_last)
     x = laid_out(torch.randn(4, 3, 256, 512, device="cuda"), "channels_last")
     unit_init_(model, x)
@@ -238,11 +241,11 @@ def test_segnet(monkeypatch: pytest.MonkeyPatch) -> None:
     known = trained(1 << 19, half=True)
     assert len(calls) > 10
 
-    def off(found: list[Tensor]) -> Tensor:
-        """Of each gradient, by its own size: deep in the network some are nothing but rounding."""
+    def errors(found: list[Tensor]) -> Tensor:
+        """Return the relative error of each gradient; deep in the network some are all rounding."""
         pairs = zip(found, exact, strict=True)
         return torch.stack([(a.double() - b.double()).norm() / b.double().norm() for a, b in pairs])
 
-    ratios = (off(known) + 0.01) / (off(read) + 0.01)
+    ratios = (errors(known) + 0.01) / (errors(read) + 0.01)
     assert ratios.median() < 1.1
     assert ratios.max() < 2

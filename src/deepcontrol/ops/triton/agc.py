@@ -365,7 +365,7 @@ def _layer_backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, ...]:
 @functools.cache
 def register() -> None:
     """Register the ops with torch.library."""
-    op = triton_op("deepcontrol::center_bias_act", _center_bias_act, mutates_args=())
+    op: Any = triton_op("deepcontrol::center_bias_act", _center_bias_act, mutates_args=())
     op.register_fake(_fake_center_bias_act)
     op.register_autograd(_neuron_backward, setup_context=_save_neuron)
     op = triton_op(

@@ -301,7 +301,7 @@ def _backward(ctx: Any, g: Tensor, _: Any, __: Tensor) -> tuple[Tensor | None, .
 @functools.cache
 def register() -> None:
     """Register the ops with torch.library."""
-    op = triton_op("deepcontrol::center_bias_act_pool", traced_forward, mutates_args=())
+    op: Any = triton_op("deepcontrol::center_bias_act_pool", traced_forward, mutates_args=())
     op.register_fake(_fake_forward)
     op.register_autograd(_backward, setup_context=_save)
     op = triton_op("deepcontrol::center_bias_act_pool_backward", _traced_backward, mutates_args=())

@@ -120,7 +120,7 @@ def _backward(ctx: Any, dscaled: Tensor) -> tuple[Tensor | None, ...]:
 @functools.cache
 def register() -> None:
     """Register the ops with torch.library."""
-    op = triton_op("deepcontrol::scale_filters", _traced_scale, mutates_args=())
+    op: Any = triton_op("deepcontrol::scale_filters", _traced_scale, mutates_args=())
     op.register_fake(_fake_scale)
     op.register_autograd(_backward, setup_context=_save)
     op = triton_op("deepcontrol::scale_filters_backward", _traced_backward, mutates_args=())

@@ -277,11 +277,9 @@ def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor])
 
 
 def _pool_backward(ctx: Any, grad: Tensor | None, _: None) -> Tensor | None:
-    return (
-        None
-        if grad is None
-        else torch.ops.deepcontrol.place2x2(grad, *ctx.saved_tensors, *ctx.size, ctx.last)
-    )
+    if grad is None:
+        return None
+    return torch.ops.deepcontrol.place2x2(grad, *ctx.saved_tensors, *ctx.size, ctx.last)
 
 
 def _save_pick(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -307,7 +305,7 @@ def _place_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 @functools.cache
 def register() -> None:
     """Register the ops with torch.library."""
-    op = triton_op("deepcontrol::max_pool2x2", _traced_pool, mutates_args=())
+    op: Any = triton_op("deepcontrol::max_pool2x2", _traced_pool, mutates_args=())
     op.register_fake(_fake_pool)
     op.register_autograd(_pool_backward, setup_context=_save_pool)
     op = triton_op("deepcontrol::pick2x2", _traced_pick, mutates_args=())
