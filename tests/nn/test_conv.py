@@ -228,7 +228,7 @@ class TestBatchNormFusers:
 
     def test_fuse_conv_bn_eval_refuses_a_pooling(self) -> None:
         model = with_batchnorm(AGCConvPool2d(3, 8, 3, activation="none"))
-        with pytest.raises(NotImplementedError, match="AGCConvPool2d"):
+        with pytest.raises(NotImplementedError, match=r"AGCConvPool2d.*pooling"):
             fuse_conv_bn_eval(*model)
 
     @pytest.mark.parametrize("d", [1, 3])

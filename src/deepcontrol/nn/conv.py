@@ -96,15 +96,15 @@ class _AGCConv(OneNode, _ConvNd):
             store_map_sums(y, map_sums)
         else:
             y = unfused_neuron(*self._unfused_arguments(x))
-        if self.shared_means is None:
-            warn_if_single_position(self, positions(y))
+        warn_if_single_position(self, positions(y))
         return y if has_batch else y.squeeze(0)
 
     def _fused_arguments(self, input: Tensor) -> tuple[Any, ...]:
-        x, *parameters, geometry, activation = self._unfused_arguments(input)
-        x = cast_input(x, self.weight, self.gain, self.groups)
+        # One read of each parameter: a parametrized one (weight norm) is computed at each access.
+        x, weight, gain, bias, mean_scale, geometry, activation = self._unfused_arguments(input)
+        x = cast_input(x, weight, gain, self.groups)
         config = NeuronConfig(geometry, activation, self.consumer_ratio, stored_map_sums(x))
-        return x, *parameters, config
+        return x, weight, gain, bias, mean_scale, config
 
     def _unfused_arguments(self, input: Tensor) -> tuple[Any, ...]:
         x, padding = padded(self, input)
@@ -128,19 +128,18 @@ class _AGCConv(OneNode, _ConvNd):
     def __setattr__(self, name: str, value: Any) -> None:
         # torch's fuser takes an AGCConv2d for a plain convolution: it copies the layer and assigns
         # the fused weight and bias. That is right only if nothing follows beta in the layer.
-        if name in ("weight", "bias") and not self._can_fuse_batchnorm():
-            caller = sys._getframe(1).f_code
-            if caller is fuse_conv_bn_eval.__code__:
-                raise NotImplementedError(
-                    f"cannot fuse a BatchNorm into {type(self).__name__} with "
-                    f"activation={self.activation!r}: the activation lies between the two. Only "
-                    'activation="none" can be fused. Leave the BatchNorm unfused, or replace it '
-                    "with deepcontrol.to_agc."
-                )
+        follows = self._follows_beta() if name in ("weight", "bias") else None
+        if follows is not None and sys._getframe(1).f_code is fuse_conv_bn_eval.__code__:
+            raise NotImplementedError(
+                f"cannot fuse a BatchNorm into {type(self).__name__} with "
+                f"activation={self.activation!r}: the {follows} of the layer lies between the two. "
+                'Only a layer with activation="none" and without pooling can be fused. Leave the '
+                "BatchNorm unfused, or replace it with deepcontrol.to_agc."
+            )
         super().__setattr__(name, value)
 
-    def _can_fuse_batchnorm(self) -> bool:
-        return self.activation == "none"
+    def _follows_beta(self) -> str | None:
+        return None if self.activation == "none" else "activation"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
@@ -244,8 +243,8 @@ class AGCConvPool2d(AGCConv2d):
         store_map_sums(pooled, map_sums)
         return pooled, index
 
-    def _can_fuse_batchnorm(self) -> bool:
-        return False  # a negative scale would turn maxima into minima
+    def _follows_beta(self) -> str:
+        return "pooling"
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):

@@ -88,7 +88,7 @@ def activation_name(activation: str | nn.Module | type[nn.Module] | None) -> Act
     """Return the name of an activation given as a name, a module, a module class or None.
 
     Raises:
-        ValueError: The name is unknown, or no fused activation computes what the module does.
+        ValueError: The name is unknown, or there is no fused form of the module.
 
     >>> activation_name(nn.ReLU), activation_name(nn.GELU()), activation_name(None)
     ('relu', 'gelu', 'none')

@@ -119,8 +119,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return dz, dweight, dbias, dmean_scale.
 
-    The plain form is differentiable. Its second derivative reaches z through the mean, whose
-    gradient is grad_mean.
+    The plain form is differentiable. Its second derivative reaches z through the mean, which then
+    has the gradient grad_mean.
     """
     plain = not traced and needs_differentiable_backward(g, grad_mean)
     if not plain and uses_kernels(g, traced) and uses_kernels(z, traced):

@@ -146,8 +146,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dv, dbias, dmean_scale.
 
-    The plain form is differentiable. Its second derivative reaches v through the mean, whose
-    gradient is grad_mean.
+    The plain form is differentiable. Its second derivative reaches v through the mean, which then
+    has the gradient grad_mean.
 
     Args:
         saved: The result of `saved_map`.

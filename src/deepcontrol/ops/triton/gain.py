@@ -3,7 +3,7 @@
     dW = gamma dV        dgamma = <W, dV> over each filter
 
 In plain PyTorch these are eight passes over the weights, which at batch 1 take most of a network's
-memory. Here each is one pass: a program takes one filter, whose weights lie together in memory.
+memory. Here each is one pass: a program takes one filter, contiguous in memory.
 Left to itself, torch.compile makes two kernels of the backward, one for dW and one for dgamma.
 """
 

@@ -149,7 +149,7 @@ def window_mean_kernel(
         for j in tl.static_range(3):
             seen = whole
             corner = of_x
-            # The upper taps never see the bottom row, the left ones never the right column.
+            # The upper taps do not read the bottom row, the left taps not the right column.
             if i == 0:
                 seen -= bottom_row
                 corner += bottom
