@@ -14,7 +14,7 @@ import pytest
 
 import deepcontrol
 
-KERNELS = "deepcontrol.ops.kernels"
+KERNELS = "deepcontrol.ops.triton"
 PACKAGE = Path(deepcontrol.__file__).parent
 SOURCE = PACKAGE.parent
 STANDARD = sys.stdlib_module_names

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from ..ops.maps import accumulate_dtype
+from ..ops.layout import accumulate_dtype
 from .layers import AGCParameters
 
 _PLAIN_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn.agc import _AGC
-from ..ops.maps import map_mean
+from ..ops.layout import map_mean
 from .fold import _FoldedConv, fold, plain_conv
 from .layers import parameters_of, replace_modules
 

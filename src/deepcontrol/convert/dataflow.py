@@ -27,7 +27,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
 from ..nn import AGC1d, AGC2d, AGC3d, AGCLinear
-from ..ops.maps import positions
+from ..ops.layout import positions
 
 _LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
 _AVERAGE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)

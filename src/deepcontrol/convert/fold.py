@@ -27,9 +27,9 @@ from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv, check_input, padded
 from ..nn.layer import FxLeaf
 from ..ops import max_pool2x2
-from ..ops.activation import LEAKY_SLOPE, ActivationName, get_activation
-from ..ops.maps import accumulate_dtype, over_maps
-from ..ops.reference import conv, gained
+from ..ops.activation import ActivationName, get_activation
+from ..ops.layout import accumulate_dtype, over_maps
+from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
 from .dataflow import trace_dataflow
 from .layers import (
     conv_options,
@@ -135,7 +135,7 @@ class _FoldedConv(FxLeaf, _ConvNd):
 
     def __init__(self, neuron: _AGCConv) -> None:
         super().__init__(**conv_options(neuron), device="meta")
-        self.weight = _constant(gained(neuron.weight, neuron.gain, neuron.weight.dtype))
+        self.weight = _constant(scaled_filters(neuron.weight, neuron.gain, neuron.weight.dtype))
         self.bias = _constant(neuron.bias.clone())
         self.mean_scale = _constant(neuron.mean_scale.clone())
         self.activation = neuron.activation

@@ -12,7 +12,8 @@ from torch.nn.modules.conv import _ConvNd
 from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
-from ..ops.activation import LEAKY_SLOPE, ActivationName
+from ..ops.activation import ActivationName
+from ..ops.reference import LEAKY_SLOPE
 from .dataflow import Dataflow
 
 _AGC_CONVS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}

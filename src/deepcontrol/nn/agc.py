@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import agc
-from ..ops.given_mean import agc_given_mean
-from ..ops.maps import positions
+from ..ops.agc import agc, agc_given_mean
+from ..ops.layout import positions
 from .layer import FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..ops.maps import map_mean, over_maps
+from ..ops.layout import map_mean, over_maps
 
 OUTPUT_SCALE = 0.1  # unit_init_: scale of the output layers relative to He fan-in
 

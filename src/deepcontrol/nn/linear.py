@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.activation import ActivationName, get_activation
-from ..ops.maps import accumulate_dtype
+from ..ops.layout import accumulate_dtype
 from .init import he_normal_, reset_all_but_filters_
 from .layer import FxLeaf, warn_if_single_position
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..ops.maps import accumulate_dtype
+from ..ops.layout import accumulate_dtype
 
 Span = tuple[int, int]  # start and stop, in pixels
 

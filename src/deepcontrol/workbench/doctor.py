@@ -11,7 +11,7 @@ from rich.table import Table
 
 from .. import __version__
 from ..nn import AGCConv2d
-from ..ops.backend import switch, why_plain
+from ..ops.dispatch import fallback_reason, kernel_switch
 
 TOLERANCE = 1e-4  # relative error of a neuron's output and gradients in fp32
 
@@ -67,7 +67,7 @@ def versions() -> dict[str, str]:
     if torch.cuda.is_available():
         found["CUDA"] = str(torch.version.cuda)
         found["cuDNN"] = str(torch.backends.cudnn.version())
-    found["DEEPCONTROL_KERNELS"] = switch()
+    found["DEEPCONTROL_KERNELS"] = kernel_switch()
     return found
 
 
@@ -84,7 +84,7 @@ def _check_device(device: str) -> DeviceReport:
         gpu = torch.cuda.get_device_properties(device)
         name = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}"
     maps = torch.zeros(1, 64, 16, 16, dtype=torch.bfloat16, device=device)
-    return DeviceReport(device, name, why_plain(maps), _relative_error(device))
+    return DeviceReport(device, name, fallback_reason(maps), _relative_error(device))
 
 
 def _relative_error(device: str) -> float:

@@ -16,9 +16,8 @@ from torch import Tensor
 from ...ops import max_pool2x2, max_unpool2x2
 from ...ops.agc import backward as layer_backward
 from ...ops.agc import forward as layer_forward
-from ...ops.center import backward as center_backward
-from ...ops.center import forward as center_forward
-from ...ops.center import kept
+from ...ops.neuron import backward as center_backward
+from ...ops.neuron import forward_function, saved_map
 from .cases import Bench, Case, selected
 from .measure import MIB, event_milliseconds, percentiles, quantile
 from .results import Row
@@ -35,7 +34,8 @@ Call = tuple[Callable[[], Any], int]  # an op on its own buffers, and the fewest
 def center_forward_call(batch: int, *size: int) -> Call:
     v, (_, beta, lam) = feature_maps(batch, *size), agc_parameters(size[0])
     # In place, and with the tensors saved for backward, as in a training step.
-    return lambda: center_forward(v, beta, lam, "relu", v, training=True), 2 * v.nbytes
+    forward = forward_function(v)
+    return lambda: forward(v, beta, lam, "relu", v, training=True), 2 * v.nbytes
 
 
 def center_backward_call(batch: int, *size: int) -> Call:
@@ -44,9 +44,9 @@ def center_backward_call(batch: int, *size: int) -> Call:
         feature_maps(batch, *size),
         agc_parameters(size[0]),
     )
-    y, mean, bits, _ = center_forward(v, beta, lam, "relu", v, training=True)
-    of_maps = kept("relu", v, y, bits)
-    return lambda: center_backward(g, of_maps, beta, lam, mean, "relu"), 3 * g.nbytes
+    y, mean, mask, _ = forward_function(v)(v, beta, lam, "relu", v, training=True)
+    saved = saved_map("relu", v, y, mask)
+    return lambda: center_backward(g, saved, beta, lam, mean, "relu"), 3 * g.nbytes
 
 
 def layer_forward_call(batch: int, *size: int) -> Call:
@@ -77,14 +77,14 @@ def unpool_call(batch: int, *size: int) -> Call:
 
 
 def gain_call(batch: int, *size: int) -> Call:
-    from ...ops.kernels import gain as kernels
+    from ...ops.triton import gain as kernels
 
     weight, gain = torch.randn(size, device="cuda"), torch.ones(size[0], device="cuda")
     return lambda: kernels.scale(weight, gain, torch.bfloat16), 6 * weight.numel()
 
 
 def gain_backward_call(batch: int, *size: int) -> Call:
-    from ...ops.kernels import gain as kernels
+    from ...ops.triton import gain as kernels
 
     weight, gain = torch.randn(size, device="cuda"), torch.ones(size[0], device="cuda")
     dscaled = torch.randn(size, device="cuda", dtype=torch.bfloat16)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import AGCConv2d, AGCConv3d
-from ...ops.maps import accumulate_dtype
+from ...ops.layout import accumulate_dtype
 
 Norm = Literal["agc", "bn", "gn", "in", "frn", "none"]
 NORMS: tuple[str, ...] = get_args(Norm)

@@ -97,7 +97,7 @@ def _set_consumer(layer: nn.Module, consumer: nn.Module, upsampling: int) -> Non
     upsampling: positions of the consumer per position of the layer.
     """
     if isinstance(layer, AGCConv2d) and isinstance(consumer, AGCConv2d):
-        layer.feeds = upsampling * consumer.out_channels / layer.out_channels
+        layer.consumer_ratio = upsampling * consumer.out_channels / layer.out_channels
 
 
 class EncoderStage(nn.Module):

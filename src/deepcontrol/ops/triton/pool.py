@@ -1,14 +1,16 @@
-"""2x2 pooling on the device: one program makes a tile of windows, [ROWS, INNER].
+"""2x2 max pooling in Triton (ops max_pool2x2, pick2x2, place2x2).
 
-Inner is what is contiguous in memory, the channels of a pixel (channels_last) or the windows of a
-line (contiguous); a row is everything else, flattened:
+A program processes a tile of windows, [ROWS, INNER]. The inner dimension is contiguous in memory:
+the channels of a pixel (channels_last) or the windows of a line (contiguous). A row is everything
+else, flattened:
 
     channels_last:  row = (n, i, j), inner = c          contiguous:  row = (n, c, i), inner = j
 
-Every element is computed and written by one thread in one way, so the results are deterministic.
-Values are moved, never computed with: they come out bit for bit.
+One thread writes each element, so results are deterministic. Values are moved, not computed with,
+so they are exact.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +18,20 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op
 
+from .. import reference
+from ..dispatch import fallback_reason
+from ..layout import is_channels_last
+from ..pool import as_layout
 from .launch import divide, launch
 
-TILE = 1024  # windows; eight for each thread of four warps, 16 bytes of a half type
+TILE = 1024  # windows: eight per thread of four warps, 16 bytes of a half type
 
 
 @triton.jit
 def _row_offset(row, size1, size2, stride0, stride1, stride2, ALIGN: tl.constexpr):
-    """Where a row = (., of size1, of size2) starts; in int64, as maps may pass 2^31 elements."""
+    """Return the int64 offset of a row = (., of size1, of size2); maps may exceed 2^31 elements."""
     rest = row // size2
     offset = (rest // size1).to(tl.int64) * stride0 + (rest % size1).to(tl.int64) * stride1
     return (offset + (row % size2).to(tl.int64) * stride2) * ALIGN
@@ -36,6 +43,7 @@ def pool_kernel(
     x_stride0, x_stride1, x_stride2, x_inner, x_down, x_right,
     ALIGN: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
+    """Write the maximum of each window and its index."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(1) * INNER + tl.arange(0, INNER)
     inner = inner * ALIGN
@@ -63,6 +71,7 @@ def pick_kernel(
     index_stride0, index_stride1, index_stride2, index_inner,
     ALIGN: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
+    """Write the element of each window at its index."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(1) * INNER + tl.arange(0, INNER)
     inner = inner * ALIGN
@@ -71,7 +80,7 @@ def pick_kernel(
     chosen = tl.load(index + start[:, None] + (i * index_inner)[None, :], mask=inside)
     start = _row_offset(row, size1, size2, x_stride0, x_stride1, x_stride2, ALIGN)
     corner = x + start[:, None] + (i * x_inner)[None, :]
-    # All four and a choice: a gather of single elements would touch the same memory in more loads.
+    # Load all four and select: a gather of single elements touches the same memory in more loads.
     best = tl.load(corner, mask=inside)
     for k in tl.static_range(1, 4):
         step = (k // 2) * x_down * ALIGN + (k % 2) * x_right * ALIGN
@@ -88,10 +97,11 @@ def place_kernel(
     CHANNELS_LAST: tl.constexpr,
     ALIGN: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
+    """Write each value at its index, and zeros elsewhere, over the windows that cover the map."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(1) * INNER + tl.arange(0, INNER)
     inside = (row < rows)[:, None] & (i < inner * ALIGN)[None, :]
-    # The windows here are those that cover the map: the last may be half outside, and is zero.
+    # The last window of an odd map is half outside, and its elements are zero.
     if CHANNELS_LAST:
         y = 2 * ((row // size2) % size1)[:, None]
         x = 2 * (row % size2)[:, None]
@@ -113,7 +123,7 @@ def place_kernel(
 
 
 def pool(x: Tensor, channels_last: bool, traced: bool = False) -> tuple[Tensor, Tensor]:
-    """(pooled, index) of x (N, C, H, W). traced: under a compiler, which then sees the launch."""
+    """Return (pooled, index) of x (N, C, H, W). traced: see launch."""
     n, c, height, width = x.shape
     shape = (n, c, height // 2, width // 2)
     pooled = empty_maps(x, shape, x.dtype, channels_last)
@@ -121,70 +131,58 @@ def pool(x: Tensor, channels_last: bool, traced: bool = False) -> tuple[Tensor, 
     align = _alignment(channels_last, c, x)
     grid, tile = _tiling(shape, channels_last, align)
     strides = _strides("x", x, channels_last, align, 2)
-    launch(pool_kernel, grid, traced, x.device, x=x, pooled=pooled, index=index, **tile, **strides)
+    arguments = dict(x=x, pooled=pooled, index=index, **tile, **strides)
+    launch(pool_kernel, grid, arguments, x.device, traced)
     return pooled, index
 
 
 def pick(x: Tensor, index: Tensor, channels_last: bool, traced: bool = False) -> Tensor:
-    """x (N, C, H, W) at index (N, C, H // 2, W // 2)."""
+    """Return x (N, C, H, W) at index (N, C, H // 2, W // 2)."""
     picked = empty_maps(x, index.shape, x.dtype, channels_last)
     align = _alignment(channels_last, x.shape[1], x, index)
     grid, tile = _tiling(index.shape, channels_last, align)
-    launch(
-        pick_kernel,
-        grid,
-        traced,
-        x.device,
-        x=x,
-        index=index,
-        picked=picked,
-        **tile,
+    arguments = dict(
+        x=x, index=index, picked=picked, **tile,
         **_strides("x", x, channels_last, align, 2),
         **_strides("index", index, channels_last, align),
-    )
+    )  # fmt: skip
+    launch(pick_kernel, grid, arguments, x.device, traced)
     return picked
 
 
 def place(
     values: Tensor, index: Tensor, size: Sequence[int], channels_last: bool, traced: bool = False
 ) -> Tensor:
-    """values at index in zeros (N, C, *size); every element is written, the odd edge too."""
+    """Return values at index in zeros (N, C, *size); writes every element, the odd edge too."""
     n, c = index.shape[:2]
     height, width = size
     placed = empty_maps(values, (n, c, height, width), values.dtype, channels_last)
     align = _alignment(channels_last, c, values, index)
     covering = (n, c, (height + 1) // 2, (width + 1) // 2)
     grid, tile = _tiling(covering, channels_last, align)
-    launch(
-        place_kernel,
-        grid,
-        traced,
-        values.device,
-        values=values,
-        index=index,
-        placed=placed,
-        height=height,
-        width=width,
-        CHANNELS_LAST=channels_last,
-        **tile,
+    arguments = dict(
+        values=values, index=index, placed=placed, height=height, width=width,
+        CHANNELS_LAST=channels_last, **tile,
         **_strides("values", values, channels_last, align),
         **_strides("index", index, channels_last, align),
         **_strides("placed", placed, channels_last, align, 2),
-    )
+    )  # fmt: skip
+    launch(place_kernel, grid, arguments, values.device, traced)
     return placed
 
 
 def empty_maps(
     like: Tensor, shape: Sequence[int], dtype: torch.dtype, channels_last: bool
 ) -> Tensor:
+    """Allocate maps (N, C, H, W) on the device of `like`."""
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=memory_format)
 
 
 def _alignment(channels_last: bool, channels: int, *maps: Tensor) -> int:
-    """8 where every pixel starts at a multiple of 8 elements and its channels follow, or else 1.
+    """Return 8 if every pixel starts at a multiple of 8 elements and its channels follow, else 1.
 
-    Triton finds out by itself that a stride is a multiple of 16, not of 8. So strides are passed
+    Triton detects by itself that a stride is a multiple of 16, but not of 8. So strides are passed
     divided by this number and multiplied again in the kernel, which proves 16-byte accesses.
     """
     if not channels_last or channels % 8:
@@ -196,11 +194,11 @@ def _alignment(channels_last: bool, channels: int, *maps: Tensor) -> int:
 def _tiling(
     shape: Sequence[int], channels_last: bool, align: int
 ) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """The grid over windows of shape (N, C, h, w), and the kernel's arguments that go with it."""
+    """Return the grid over windows of shape (N, C, h, w) and the kernel arguments for it."""
     n, c, h, w = shape
     sizes = (n, h, w, c) if channels_last else (n, c, h, w)
     rows, inner = sizes[0] * sizes[1] * sizes[2], sizes[3]
-    # By comparisons and not by the next power of two, so that a size may stay dynamic.
+    # Comparisons instead of the next power of two, so that a size may stay dynamic.
     breadth = next((b for b in (8, 16, 32, 64) if inner <= b), 128)
     height = TILE // breadth
     tile = {
@@ -218,7 +216,7 @@ def _tiling(
 def _strides(
     name: str, a: Tensor, channels_last: bool, align: int, window: int = 1
 ) -> dict[str, Any]:
-    """a's strides from window to window, by the kernel's names; within a window if it has 2x2."""
+    """Return the strides of a between windows, and within them if window is 2, as arguments."""
     sample, channel, down, right = a.stride()
     i, j = window * down, window * right
     strides = (sample, i, j, channel) if channels_last else (sample, channel, i, j)
@@ -227,3 +225,92 @@ def _strides(
     if window == 2:
         named |= {f"{name}_down": down // align, f"{name}_right": right // align}
     return named
+
+
+# The ops that torch.compile sees: kernel launches or plain PyTorch inside. Eager mode does not
+# register them, because that imports the compiler.
+
+
+def _traced_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    last = is_channels_last(x)
+    if fallback_reason(x) is None:
+        return pool(x, last, traced=True)
+    pooled, index = reference.max_pool2x2(x)
+    return as_layout(pooled, last), as_layout(index, last)
+
+
+def _traced_pick(x: Tensor, index: Tensor, channels_last: bool) -> Tensor:
+    if fallback_reason(x) is None:
+        return pick(x, index, channels_last, traced=True)
+    return as_layout(reference.pick2x2(x, index), channels_last)
+
+
+def _traced_place(
+    values: Tensor, index: Tensor, height: int, width: int, channels_last: bool
+) -> Tensor:
+    if fallback_reason(values) is None:
+        return place(values, index, (height, width), channels_last, traced=True)
+    return as_layout(reference.place2x2(values, index, (height, width)), channels_last)
+
+
+def _fake_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2)
+    last = is_channels_last(x)
+    return empty_maps(x, shape, x.dtype, last), empty_maps(x, shape, torch.uint8, last)
+
+
+def _fake_pick(x: Tensor, index: Tensor, channels_last: bool) -> Tensor:
+    return empty_maps(x, index.shape, x.dtype, channels_last)
+
+
+def _fake_place(
+    values: Tensor, index: Tensor, height: int, width: int, channels_last: bool
+) -> Tensor:
+    return empty_maps(values, (*index.shape[:2], height, width), values.dtype, channels_last)
+
+
+def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    (x,) = inputs
+    ctx.save_for_backward(output[1])
+    ctx.size, ctx.last = x.shape[2:], is_channels_last(x)
+    ctx.set_materialize_grads(False)  # the index would get a map of zeros
+
+
+def _pool_backward(ctx: Any, grad: Tensor | None, _: None) -> Tensor | None:
+    if grad is None:
+        return None
+    return torch.ops.deepcontrol.place2x2(grad, *ctx.saved_tensors, *ctx.size, ctx.last)
+
+
+def _save_pick(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, index, _ = inputs
+    ctx.save_for_backward(index)
+    ctx.size, ctx.last = x.shape[2:], is_channels_last(x)
+
+
+def _pick_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return torch.ops.deepcontrol.place2x2(grad, *ctx.saved_tensors, *ctx.size, ctx.last), None, None
+
+
+def _save_place(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    values, index, *_ = inputs
+    ctx.save_for_backward(index)
+    ctx.last = is_channels_last(values)
+
+
+def _place_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return torch.ops.deepcontrol.pick2x2(grad, *ctx.saved_tensors, ctx.last), None, None, None, None
+
+
+@functools.cache
+def register() -> None:
+    """Register the ops with torch.library."""
+    op: Any = triton_op("deepcontrol::max_pool2x2", _traced_pool, mutates_args=())
+    op.register_fake(_fake_pool)
+    op.register_autograd(_pool_backward, setup_context=_save_pool)
+    op = triton_op("deepcontrol::pick2x2", _traced_pick, mutates_args=())
+    op.register_fake(_fake_pick)
+    op.register_autograd(_pick_backward, setup_context=_save_pick)
+    op = triton_op("deepcontrol::place2x2", _traced_place, mutates_args=())
+    op.register_fake(_fake_place)
+    op.register_autograd(_place_backward, setup_context=_save_place)
