@@ -175,7 +175,7 @@ def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
     path = run / CONFIG
     content = read_config(run)
     if content.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected format {FORMAT}, got {content.get('format')}")
+        raise ValueError(f"{path} is not of format {FORMAT}, got {content.get('format')!r}")
     config, derived = content.get("config"), content.get("derived")
     if not isinstance(config, dict) or not isinstance(derived, dict):
         raise ValueError(f"{path}: 'config' and 'derived' must be objects")
