@@ -50,7 +50,7 @@ def measure(
     limit = {"train": config.train_limit, "val": config.val_limit}[split]
     source = open_source(config.data, split, data_root or config.data_root, limit)
     model = load_network(run, "last", device).model
-    batches = Batches(prepare(source, config.size), config.evaluated_at_once, device=device)
+    batches = Batches(prepare(source, config.size), config.val_batch_size, device=device)
     whole, by_windows = (ConfusionMatrix(len(source.classes), device) for _ in range(2))
     with evaluating(model, device, None):
         for batch in batches.epoch():

@@ -25,13 +25,12 @@ from rich.console import Console
 from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.sizes import parse_size
 from deepcontrol.workbench.train.config import Train
-from deepcontrol.workbench.train.devices import choose_device, set_up
-from deepcontrol.workbench.train.distributed import Group
+from deepcontrol.workbench.train.distributed import Group, choose_device, configure_torch
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.interrupts import Interrupts
-from deepcontrol.workbench.train.loop import save, train_rest_of_epoch
-from deepcontrol.workbench.train.progress import Show
-from deepcontrol.workbench.train.run import Run, open_run
+from deepcontrol.workbench.train.loop import save, train_epoch
+from deepcontrol.workbench.train.progress import Display
+from deepcontrol.workbench.train.run import TrainingRun, open_run
 
 MAX_VALIDATION_IMAGES = 64  # enough to time the evaluation
 LR = 1e-4  # low, because many epochs over few images must not diverge
@@ -51,7 +50,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def bare_steps(run: Run) -> None:
+def bare_steps(run: TrainingRun) -> None:
     """Run as many steps as an epoch has, on one full batch."""
     batch = next(iter(run.train.epoch(1)))
     targets = run.targets(batch, 0)
@@ -59,14 +58,14 @@ def bare_steps(run: Run) -> None:
         run.step(batch.images, *targets)
 
 
-def one_epoch(run: Run) -> None:
+def one_epoch(run: TrainingRun) -> None:
     """Train one epoch of the loop, with the checkpoint of the previous one."""
     save(run)  # written in the background
-    train_rest_of_epoch(run)
-    run.enter_next_epoch(error=1.0)
+    train_epoch(run)
+    run.advance_epoch(error=1.0)
 
 
-def epoch_without_steps(run: Run) -> None:
+def epoch_without_steps(run: TrainingRun) -> None:
     """Run everything the loop does except the steps."""
     step, loss = run.step, torch.ones((), device=run.group.device)
     run.step = lambda *batch: loss  # type: ignore[assignment]
@@ -76,26 +75,26 @@ def epoch_without_steps(run: Run) -> None:
         run.step = step
 
 
-def measure(run: Run, turns: int) -> dict[str, Any]:
+def measure(run: TrainingRun, turns: int) -> dict[str, Any]:
     """Time epochs, bare steps and evaluation; returns columns of the CSV."""
-    run.enter_next_epoch(error=1.0)  # epoch 0
+    run.advance_epoch(error=1.0)  # epoch 0
     one_epoch(run)  # warm-up: autotuning and graph capture
     bare_steps(run)
     bare, epoch = [], []
     for turn in range(turns):
         # The order alternates, because the load of the machine may drift.
         for kind in ("bare", "epoch") if turn % 2 else ("epoch", "bare"):
-            run.saver.wait()
+            run.writer.wait()
             if kind == "bare":
                 bare.append(seconds(lambda: bare_steps(run)))
             else:
                 epoch.append(seconds(lambda: one_epoch(run)))
-    run.saver.wait()
+    run.writer.wait()
     ratios = [a / b for a, b in zip(bare, epoch, strict=True)]
     rest = []
     for _ in range(turns):
         rest.append(seconds(lambda: epoch_without_steps(run)))
-        run.saver.wait()
+        run.writer.wait()
     # The first evaluation autotunes for its shapes and is dropped.
     _, evaluation = (
         seconds(lambda: evaluate(run.model, run.val, run.step.autocast)) for _ in range(2)
@@ -154,10 +153,10 @@ def measure_batch_size(
             epochs=10_000,
             device=args.device,
         )
-        set_up(config)
+        configure_torch(config)
         config.out.mkdir()
         screen = Console(file=nowhere, force_terminal=True)  # includes the cost of a terminal
-        show = Show(screen)
+        show = Display(screen)
         with show, open_run(config, Group(device), show, Interrupts()) as run:
             found = measure(run, args.turns)
     size = f"{args.size[0]}x{args.size[1]}"

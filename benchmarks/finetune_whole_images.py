@@ -58,7 +58,7 @@ def main() -> None:
                 "images": "x".join(map(str, val.size)),
                 "width": config.width,
                 "batch": config.batch_size,
-                "rate": config.rate,
+                "rate": config.learning_rate,
                 "seed": config.seed,
                 "epochs": read_records(flags.run / METRICS)[-1]["epoch"],
                 "finetuned_on": way,
@@ -79,7 +79,7 @@ def finetune(
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     autocast = torch.bfloat16 if device.type == "cuda" else None
-    optimizer = sgd([{"params": list(model.parameters())}], config.rate, config.momentum)
+    optimizer = sgd([{"params": list(model.parameters())}], config.learning_rate, config.momentum)
     # Eager, because a CUDA graph has one image size.
     objective = build_objective(config, train, device)
     step = TrainingStep(model, objective.loss, optimizer, "eager", autocast)
@@ -88,7 +88,7 @@ def finetune(
         for batch in training_batches(config, way, epoch, train, device):
             step(batch.images, *objective.targets(batch))
     model.eval()
-    batches = Batches(val, config.evaluated_at_once, device=device)
+    batches = Batches(val, config.val_batch_size, device=device)
     whole, windows = (evaluate(model, batches, window=w) for w in (None, config.size))
     return whole.pixel_error, windows.pixel_error
 

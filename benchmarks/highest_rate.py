@@ -27,7 +27,7 @@ from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, pre
 from deepcontrol.workbench.models import Norm
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.sizes import parse_size
-from deepcontrol.workbench.train.build import build_model, build_objective, fit_to_images_
+from deepcontrol.workbench.train.build import build_model, build_objective, scale_to_images_
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.faults import NotFiniteError
@@ -131,7 +131,7 @@ def train_network(
         seed=seed,
     )
     model = build_model(config, len(train.classes))
-    fit_to_images_(model, config, train)
+    scale_to_images_(model, config, train)
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -37,7 +37,7 @@ from deepcontrol.workbench.study.measures import (
 from deepcontrol.workbench.train.build import build_model, build_objective
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.evaluate import evaluate
-from deepcontrol.workbench.train.watch import statistics
+from deepcontrol.workbench.train.layer_stats import statistics
 
 
 def main() -> None:
@@ -124,7 +124,7 @@ def train_network(
     batches = Batches(
         train, flags.batch, size=flags.size, augment=Augment(), seed=seed, device=device
     )
-    validation = Batches(val, config.evaluated_at_once, device=device)
+    validation = Batches(val, config.val_batch_size, device=device)
     error = math.nan
     for epoch in range(1, flags.epochs + 1):
         model.train()

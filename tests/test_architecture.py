@@ -93,6 +93,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.export",
         f"{W}.predict",
         f"{W}.report",
+        f"{W}.runfolder",
         f"{W}.sizes",
         f"{W}.study",
         f"{W}.train",

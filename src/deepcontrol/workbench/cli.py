@@ -22,11 +22,12 @@ from .doctor import Doctor, run_doctor
 from .export import Export, run_export
 from .predict import Predict, run_predict
 from .report import Report, run_report
+from .runfolder import CONFIG
 from .sizes import Size
 from .study.command import run_reproduce
 from .study.settings import Reproduce
 from .train.commands import Eval, TrainCommand, run_eval, run_train
-from .train.config import CONFIG, load_config
+from .train.config import load_config
 from .train.faults import FaultError
 
 

@@ -22,7 +22,7 @@ def error_of(capsys: pytest.CaptureFixture[str]):
 
 
 def test_invalid_run_folders(run: Path, tmp_path: Path, error_of) -> None:
-    assert "is no run folder" in error_of(tmp_path, "--to", "exported")
+    assert "is not a run folder" in error_of(tmp_path, "--to", "exported")
     line = error_of(run, "--to", "exported", "--checkpoint", "last")
     assert "has no checkpoint 'last'" in line
 

@@ -178,7 +178,7 @@ def test_invalid_run_folders(
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "is no run folder" in error_of(tmp_path)
+    assert "is not a run folder" in error_of(tmp_path)
     weights = run / "best" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     assert "model.safetensors" in error_of(run)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..data import VOID, Batches
 from ..metrics import ConfusionMatrix
 from ..sizes import Size
-from ..train.windows import forward_in_windows
+from ..train.evaluate import forward_in_windows
 from .program import Runner, Shape, Sizes, as_tuple
 
 TOLERANCE = 1e-4  # relative to the largest output, or absolute if that is below 1

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..data import Batches, open_source, prepare
 from ..sizes import Size
 from ..train.config import Train
-from ..train.windows import views
+from ..train.evaluate import split_windows
 
 CALIBRATION_IMAGES = 64  # at most
 
@@ -30,7 +30,7 @@ class RunImages:
         limit = min(CALIBRATION_IMAGES, len(source))
         source = open_source(config.data, "train", config.data_root, limit)
         for batch in Batches(prepare(source, config.size), 1).epoch():
-            yield from views(batch.images, config.window)
+            yield from split_windows(batch.images, config.window)
 
     @property
     def window(self) -> Size | None:

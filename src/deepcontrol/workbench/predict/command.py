@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from ..sizes import Size
-from ..train.devices import choose_device
+from ..train.distributed import choose_device
 from ..train.faults import is_out_of_memory
 from .images import ImageFile, Job, find_jobs, write_outputs
 from .network import PER_TILE_NORMS, Network, load_network

@@ -11,9 +11,8 @@ from torch import nn
 from ..data.sample import Palette
 from ..sizes import Size
 from ..train.build import build_model
-from ..train.checkpoint import find, load
+from ..train.checkpoint import find, load, load_weights
 from ..train.config import load_config
-from ..train.saving import load_weights
 from .tiling import bytes_per_pixel, round_up
 
 # Norms with statistics of the input that tiles cannot share.
@@ -71,8 +70,7 @@ def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
 def _classes(derived: dict[str, Any]) -> tuple[tuple[str, ...], Palette]:
     """Return the names and colors of the classes; raise KeyError or TypeError if invalid."""
     names = tuple(str(name) for name in derived["classes"])
-    stored = derived["colors"] if "colors" in derived else derived["colours"]  # older runs
-    colors = [tuple(color) for color in stored]
+    colors = [tuple(color) for color in derived["colors"]]
     valid = all(len(c) == 3 and all(v in range(256) for v in c) for c in colors)
     if not valid or len(colors) != len(names) or not 1 <= len(names) < 256:
         raise TypeError("expected one color of three values from 0 to 255 for each class")

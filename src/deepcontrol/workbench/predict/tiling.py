@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from ...nn import SharedMeans
 from ..data import Size
 from ..data.batches import normalized
-from ..train.windows import starts_of
+from ..train.evaluate import window_starts
 
 # Share of the free memory for the feature maps of an image or a tile. Their size is computed; the
 # workspaces of convolutions are not, and use the rest.
@@ -184,7 +184,8 @@ def window_grid(image: Size, size: Size) -> tuple[list[int], list[int]]:
     ([0, 128], [0])
     """
     rows, columns = (
-        starts_of(whole, own, step=max(1, own // 2)) for whole, own in zip(image, size, strict=True)
+        window_starts(whole, own, stride=max(1, own // 2))
+        for whole, own in zip(image, size, strict=True)
     )
     return rows, columns
 

@@ -1,8 +1,8 @@
-"""What each layer has learned: gamma, lambda, beta, and how much of it is open.
+"""Statistics of each layer after an epoch: gamma, lambda, beta and the active fraction.
 
-The paper asks how lambda moves in training. After every epoch, each layer's gain (gamma),
-mean_scale (lambda) and bias (beta) are summed up over its filters, and so is the share of positions
-at which its nonlinearity lets the signal through, over one fixed validation batch.
+The paper asks how lambda changes in training. layers.jsonl records, for each layer, the
+distribution of gain (gamma), mean_scale (lambda) and bias (beta) over its filters, and the fraction
+of positions where its nonlinearity is active ("open"), over one fixed validation batch.
 """
 
 from collections.abc import Callable
@@ -15,37 +15,39 @@ from ...nn import AGCConv2d, AGCConvPool2d
 from ...nn.conv import padded
 from ...ops import center_bias_act, gain_conv
 from ..models.blocks import FilterResponseNorm2d
-from .distributed import Group, whole
+from .distributed import Group, unshard
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 
 
-class Watch:
-    """The layers of a model: its AGC neurons, or its blocks of convolution, norm, activation."""
+class LayerStats:
+    """Statistics of a model's AGC neurons or conv-norm-activation blocks."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.layers = {n: m for n, m in model.named_modules() if is_neuron(m) or is_block(m)}
 
-    def look(self, images: Tensor, group: Group, counts: bool = True) -> dict[str, Any]:
-        """Each layer's statistics, in the order of the forward pass over these images.
+    def compute(self, images: Tensor, group: Group, counted: bool = True) -> dict[str, Any]:
+        """Return the statistics of each layer, in the order of the forward pass.
 
-        Several processes have different images and get the same answer; `counts` is False in one
-        whose images are none of the batch's.
+        Args:
+            images: this process's images. All processes return the same result.
+            group: the processes of the run.
+            counted: False if this process only has a padding image.
         """
         return {
-            name: {**parameter_statistics(self.layers[name]), "open": share}
-            for name, share in self._open(images, group, counts).items()
+            name: {**parameter_statistics(self.layers[name]), "open": fraction}
+            for name, fraction in self._active_fractions(images, group, counted).items()
         }
 
-    def _open(self, images: Tensor, group: Group, counts: bool) -> dict[str, float]:
-        opened: dict[str, Tensor] = {}
+    def _active_fractions(self, images: Tensor, group: Group, counted: bool) -> dict[str, float]:
+        counts: dict[str, Tensor] = {}
 
         def hook(name: str) -> Callable[..., None]:
             def count(module: nn.Module, inputs: tuple[Tensor], output: Any) -> None:
-                is_open = where_open(module, inputs[0], output)
-                total = torch.full((), is_open.numel(), device=is_open.device)
-                opened[name] = torch.stack([is_open.sum(), total])
+                active = active_mask(module, inputs[0], output)
+                total = torch.full((), active.numel(), device=active.device)
+                counts[name] = torch.stack([active.sum(), total])
 
             return count
 
@@ -55,9 +57,9 @@ class Watch:
         finally:
             for handle in handles:
                 handle.remove()
-        total = group.total(int(counts) * torch.stack(list(opened.values())))
-        # Read in one go: the device is waited for once.
-        return {name: a / b for name, (a, b) in zip(opened, total.tolist(), strict=True)}
+        sums = group.sum_(int(counted) * torch.stack(list(counts.values())))
+        # tolist() on the stacked tensor waits for the device only once.
+        return {name: a / b for name, (a, b) in zip(counts, sums.tolist(), strict=True)}
 
 
 def is_neuron(module: nn.Module) -> bool:
@@ -65,26 +67,26 @@ def is_neuron(module: nn.Module) -> bool:
 
 
 def is_block(module: nn.Module) -> bool:
-    """A plain convolution and what follows it, as models.blocks builds it."""
+    """Return whether a module is a conv-norm-activation block of models.blocks."""
     first = module[0] if isinstance(module, nn.Sequential) and len(module) > 1 else None
     return isinstance(first, nn.Conv2d) and not is_neuron(first)
 
 
-def where_open(module: nn.Module, input: Tensor, output: Any) -> Tensor:
-    """Where a layer's nonlinearity let the signal through: bool, of the unpooled map."""
+def active_mask(module: nn.Module, input: Tensor, output: Any) -> Tensor:
+    """Return where a layer's nonlinearity is active, before pooling (bool)."""
     if isinstance(module, AGCConvPool2d):
         output = unpooled(module, input)
     last = module[-1] if isinstance(module, nn.Sequential) else module
-    if isinstance(last, FilterResponseNorm2d):  # open above its own threshold
-        return output > whole(last.threshold)[:, None, None]
+    if isinstance(last, FilterResponseNorm2d):  # max(x, threshold) in place of ReLU
+        return output > unshard(last.threshold)[:, None, None]
     return output > 0
 
 
 def unpooled(neuron: AGCConvPool2d, input: Tensor) -> Tensor:
-    """What a neuron that pools would give if it did not."""
-    # By hand: in a sharded model the neuron's parameters are whole within its forward alone.
+    """Return the output of a pooling neuron before its pooling."""
+    # Computed from the parameters, because FSDP gathers them only inside the neuron's forward.
     weight, gain, bias, lam = (
-        whole(p) for p in (neuron.weight, neuron.gain, neuron.bias, neuron.mean_scale)
+        unshard(p) for p in (neuron.weight, neuron.gain, neuron.bias, neuron.mean_scale)
     )
     x, padding = padded(neuron, input)
     v = gain_conv(x, weight, gain, neuron.stride, padding, neuron.dilation, neuron.groups)
@@ -92,18 +94,18 @@ def unpooled(neuron: AGCConvPool2d, input: Tensor) -> Tensor:
 
 
 def parameter_statistics(layer: nn.Module) -> dict[str, dict[str, float]]:
-    """Mean, extremes and quantiles over the filters of what the layer has: gain, lambda, bias."""
+    """Summarize gain, mean_scale and bias over a layer's filters, as far as it has them."""
     if isinstance(layer, nn.Sequential):
         norm = layer[1] if len(list(layer[1].parameters())) else None
         names = {"gain": (norm, "weight"), "bias": (layer[0] if norm is None else norm, "bias")}
     else:
         names = {n: (layer, n) for n in ("gain", "mean_scale", "bias")}
     found = {name: getattr(module, own, None) for name, (module, own) in names.items()}
-    return {name: statistics(whole(a)) for name, a in found.items() if isinstance(a, Tensor)}
+    return {name: statistics(unshard(a)) for name, a in found.items() if isinstance(a, Tensor)}
 
 
 def statistics(values: Tensor) -> dict[str, float]:
-    """As plain numbers.
+    """Return mean, minimum, maximum and quantiles.
 
     >>> statistics(torch.tensor([1.0, 2.0, 3.0]))["q50"]
     2.0
