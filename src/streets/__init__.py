@@ -33,8 +33,7 @@ from .raster import (
 )
 from .shading import FIRST_STRIP, SKY_ID, cast_shadows, choose_light, shade
 from .shapes import Bank, pack
-from .site import VOID, Class, Site
-from .street import lay_ground, plan_street
+from .street import VOID, Class, Site, lay_ground, plan_street
 
 __all__ = ["VOID", "Class", "Scene", "render"]
 

@@ -4,7 +4,7 @@ from . import colors
 from .colors import Color
 from .roadside import bush, hedge, tree
 from .shapes import Shape
-from .site import Class, Side, Site
+from .street import Class, Side, Site
 from .textures import FACADES, Texture
 
 END = 150.0  # z where both sides of the street end

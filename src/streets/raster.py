@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .camera import NEAREST, Camera
 from .randomness import SIDE
 from .shapes import Bank, Bools, Floats, Ints
-from .site import Placement, Site, Strip
+from .street import Placement, Site, Strip
 from .textures import OPAQUE, Texture, atlas, texels_per_unit
 
 Int32s = npt.NDArray[np.int32]

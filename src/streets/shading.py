@@ -22,7 +22,7 @@ from .raster import (
     ragged,
 )
 from .shapes import Bank, Bools, Floats, Ints
-from .site import SLOTS, Class, Site
+from .street import SLOTS, Class, Site
 from .textures import PART_SHIFT, Texture, atlas, grime, texels_per_unit
 
 # Ids of the map: the sky, then the ground strips, then the faces.

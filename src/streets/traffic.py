@@ -5,7 +5,7 @@ import math
 from . import colors
 from .colors import Color
 from .figures import BACKS, FRONTS, WALKERS
-from .site import VOID, Class, Side, Site
+from .street import VOID, Class, Side, Site
 
 CARS = (
     ("car sedan", 0.24),

@@ -2,7 +2,6 @@
 
 from .calibrate import calibrate
 from .fold import fold
-from .report import Change, Report
-from .to_agc import to_agc
+from .to_agc import Change, Report, to_agc
 
 __all__ = ["Change", "Report", "calibrate", "fold", "to_agc"]

@@ -1,36 +1,84 @@
 """Convert a model from BatchNorm to AGC (automatic gain control)."""
 
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .batchnorm import (
-    check_can_start,
-    eval_parameters,
-    find_batchnorms,
-    has_zero_gamma,
-    paper_parameters,
-    trailing_layers,
-)
 from .dataflow import observe_maps, trace_dataflow
 from .layers import (
     AGCParameters,
     ConvNormAct,
     activation_name,
+    check_can_start,
+    eval_parameters,
+    find_batchnorms,
+    has_zero_gamma,
     make_agc_conv,
     make_agc_layer,
     match_conv_norm_act,
+    paper_parameters,
     replace_modules,
+    trailing_layers,
     warn_dropped_hooks,
 )
-from .report import Change, Report
 
 Init = Literal["paper", "bn"]
 Where = Callable[[str, nn.Module], bool]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The conversion of one BatchNorm.
+
+    Attributes:
+        name: Name of the BatchNorm in the model; empty if it is the model itself.
+        was: Class name before the conversion.
+        became: Class name after the conversion; for fused layers with the name of the convolution
+            and the activation.
+        kind: "fused" (into one AGCConv with its convolution), "replaced" (by AGC1d/2d/3d) or
+            "skipped" (unchanged).
+        why: Reason for the kind, and notes on the initialization.
+    """
+
+    name: str
+    was: str
+    became: str
+    kind: Literal["fused", "replaced", "skipped"]
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All changes to a model, in module order. Print it for a table."""
+
+    changes: tuple[Change, ...]
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def count(self, kind: Literal["fused", "replaced", "skipped"]) -> int:
+        """Return the number of BatchNorms that were fused, replaced or skipped."""
+        return Counter(change.kind for change in self.changes)[kind]
+
+    def __str__(self) -> str:
+        rows = [("layer", "was", "became", "why")]
+        rows += [(c.name or "(the model)", c.was, c.became, c.why) for c in self.changes]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
+            for row in rows
+        ]
+        total = ", ".join(f"{self.count(k)} {k}" for k in ("fused", "replaced", "skipped"))
+        return "\n".join([*(line.rstrip() for line in lines), total])
 
 
 @overload

@@ -1,11 +1,10 @@
 """AGC layers, their initialization, parameter groups and memory measurement."""
 
-from .agc import AGC1d, AGC2d, AGC3d
+from .agc import AGC1d, AGC2d, AGC3d, norm_act
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
 from .init import he_init_, identity_init_, unit_init_
 from .linear import AGCLinear
 from .memory import saved_bytes
-from .norm_act import norm_act
 from .param_groups import param_groups
 from .shared_means import SharedMeans
 

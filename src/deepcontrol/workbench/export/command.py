@@ -20,8 +20,7 @@ from ..runfolder import write_atomic
 from ..sizes import Size
 from ..train.config import Train, load_config
 from .check import TOLERANCE, Accuracy, Comparison, check, compare_accuracy, in_windows
-from .images import RunImages
-from .int8 import quantize
+from .int8 import RunImages, quantize
 from .program import AXES, INPUT, Runner, Sizes, as_tuple, sizes_of, trace
 from .targets import TARGETS, TargetName, require, versions
 
