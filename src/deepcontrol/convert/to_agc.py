@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..ops.activation import name_of_module
 from .batchnorm import (
     check_can_start,
     eval_parameters,
@@ -20,7 +21,6 @@ from .dataflow import observe_maps, trace_dataflow
 from .layers import (
     AGCParameters,
     ConvNormAct,
-    activation_name,
     make_agc_conv,
     make_agc_layer,
     match_conv_norm_act,
@@ -178,7 +178,7 @@ class _Conversion:
             parts.append(type(match.activation_module).__name__)
         else:
             activation = "none"
-        if len(trailing) == 1 and (own := activation_name(trailing[0])) is not None:
+        if len(trailing) == 1 and (own := name_of_module(trailing[0])) is not None:
             parts.append(f"built-in {type(trailing[0]).__name__}")
             activation, trailing = own, []
         neuron = make_agc_conv(conv, parameters, activation).train(norm.training)
