@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepcontrol import AGC2d, AGCConv2d, AGCLinear, calibrate, fold, to_agc
@@ -130,6 +131,17 @@ def test_agc_conv_pool(activation: str, samples: int) -> None:
     (pooled, index), (expected, expected_index) = layer(x), neuron(x)
     torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(index, expected_index)
+
+
+def test_batchnorm_fuser_is_right_or_raises() -> None:
+    norm = trained(nn.BatchNorm2d(8)).eval()
+    x = torch.randn(2, 3, 9, 9)
+    folded = fold(with_random_parameters(AGCConv2d(3, 8, 3, activation="none")))
+    fused = fuse_conv_bn_eval(folded, norm)
+    torch.testing.assert_close(fused(x), norm(folded(x)), rtol=1e-4, atol=1e-5)
+    for neuron in (AGCConv2d(3, 8, 3), AGCConvPool2d(3, 8, 3, activation="none")):
+        with pytest.raises(NotImplementedError, match="cannot fuse a BatchNorm into Folded"):
+            fuse_conv_bn_eval(fold(with_random_parameters(neuron)), norm)
 
 
 def test_segnet() -> None:

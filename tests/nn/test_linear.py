@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from deepcontrol import AGCLinear
 from deepcontrol.ops.activation import ACTIVATIONS
@@ -42,3 +43,26 @@ def test_is_an_nn_linear_and_rejects_wrong_inputs() -> None:
         layer(torch.randn(2, 5))
     with pytest.raises(ValueError, match="int64"):
         layer(torch.ones(2, 6, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU, nn.ReLU(), "relu"], ids=["class", "module", "name"]
+)
+def test_activation_is_a_name_or_a_module(activation: object) -> None:
+    assert AGCLinear(6, 4, activation=activation).activation == "relu"
+    with pytest.raises(ValueError, match="cannot fuse the activation"):
+        AGCLinear(6, 4, activation=nn.Tanh)
+
+
+def test_bias_false_raises() -> None:
+    with pytest.raises(ValueError, match=r"AGCLinear does not support bias=False.*requires_grad_"):
+        AGCLinear(6, 4, bias=False)
+    with pytest.raises(TypeError, match="positional"):
+        AGCLinear(6, 4, False)  # the third argument of nn.Linear is bias
+
+
+@pytest.mark.parametrize("activation", ["relu", "none"])
+def test_batchnorm_fuser_raises(activation: str) -> None:
+    layer, norm = AGCLinear(6, 4, activation=activation).eval(), nn.BatchNorm1d(4).eval()
+    with pytest.raises(NotImplementedError, match="cannot fuse a BatchNorm into AGCLinear"):
+        fuse_linear_bn_eval(layer, norm)

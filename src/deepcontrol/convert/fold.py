@@ -25,7 +25,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv, check_input, padded
-from ..nn.layer import FxLeaf
+from ..nn.layer import BatchNormFusionGuard, FxLeaf
 from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps
@@ -128,7 +128,7 @@ def _fold_linear(layer: AGCLinear) -> nn.Module:
     return _sequential([linear, *_activation_layers(layer.activation)])
 
 
-class _FoldedConv(FxLeaf, _ConvNd):
+class _FoldedConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
     bias: nn.Parameter
     mean_scale: nn.Parameter
     activation: ActivationName
@@ -178,6 +178,9 @@ class _FoldedConv(FxLeaf, _ConvNd):
         batch = input if input.dim() == self.weight.dim() else input.unsqueeze(0)
         return self._means(*padded(self, batch))
 
+    def _fusion_obstacle(self) -> str | None:
+        return None if self.activation == "none" else "its activation lies between the two"
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
 
@@ -206,6 +209,9 @@ class FoldedConvPool2d(FoldedConv2d):
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return max_pool2x2(super().forward(input))
+
+    def _fusion_obstacle(self) -> str:
+        return "its pooling lies between the two"
 
 
 _FOLDED: dict[type[_AGCConv], type[_FoldedConv]] = {

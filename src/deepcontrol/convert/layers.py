@@ -15,9 +15,8 @@ from torch.nn.parameter import is_lazy
 from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
-from ..ops.activation import ActivationName
+from ..ops.activation import ActivationName, name_of_module
 from ..ops.layout import accumulate_dtype
-from ..ops.reference import LEAKY_SLOPE
 from .dataflow import Dataflow
 
 _AGC_CONVS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
@@ -67,7 +66,7 @@ def match_conv_norm_act(norm: nn.Module, flow: Dataflow) -> ConvNormAct | str:
         and flow.sole_producer(after) is norm
         and not has_hooks(after)
     ):
-        name = activation_name(after)
+        name = name_of_module(after)
         if name is not None:
             return ConvNormAct(conv, name, after)
     return ConvNormAct(conv)
@@ -88,19 +87,6 @@ def _unsupported(conv: nn.Module) -> str | None:
         return "the convolution's weight is not a parameter"
     if has_hooks(conv):
         return "the convolution has hooks"
-    return None
-
-
-def activation_name(module: nn.Module) -> ActivationName | None:
-    """Return the AGCConv name of an activation module, or None if AGCConv does not have it."""
-    if type(module) is nn.ReLU:
-        return "relu"
-    if type(module) is nn.LeakyReLU and module.negative_slope == LEAKY_SLOPE:
-        return "leaky_relu"
-    if type(module) is nn.SiLU:
-        return "silu"
-    if type(module) is nn.GELU and module.approximate == "none":
-        return "gelu"
     return None
 
 

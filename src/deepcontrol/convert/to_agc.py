@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..ops.activation import name_of_module
 from .dataflow import observe_maps, trace_dataflow
 from .layers import (
     AGCParameters,
     ConvNormAct,
-    activation_name,
     check_can_start,
     eval_parameters,
     find_batchnorms,
@@ -226,7 +226,7 @@ class _Conversion:
             parts.append(type(match.activation_module).__name__)
         else:
             activation = "none"
-        if len(trailing) == 1 and (own := activation_name(trailing[0])) is not None:
+        if len(trailing) == 1 and (own := name_of_module(trailing[0])) is not None:
             parts.append(f"built-in {type(trailing[0]).__name__}")
             activation, trailing = own, []
         neuron = make_agc_conv(conv, parameters, activation).train(norm.training)

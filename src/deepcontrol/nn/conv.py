@@ -1,12 +1,10 @@
 """The paper's neuron: convolution, AGC (automatic gain control) and activation in one layer."""
 
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..ops import gain_conv, max_pool2x2
 from ..ops.activation import ActivationName, activation_name
@@ -23,11 +21,11 @@ from ..ops.neuron import (
 from ..ops.neuron_pool import FusedNeuronPool, unfused_neuron_pool
 from ..ops.window_mean import store_map_sums, stored_map_sums
 from .init import he_normal_, reset_all_but_filters_
-from .layer import FxLeaf, warn_if_single_position
+from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
 
 
-class _AGCConv(FxLeaf, _ConvNd):
+class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
     bias: nn.Parameter
     activation: ActivationName
     shared_means: SharedMeans | None = None  # set while the input is a tile of a larger image
@@ -124,21 +122,8 @@ class _AGCConv(FxLeaf, _ConvNd):
         warn_if_single_position(self, positions(v))
         return v
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # torch's fuser takes an AGCConv2d for a plain convolution: it copies the layer and assigns
-        # the fused weight and bias. That is right only if nothing follows beta in the layer.
-        follows = self._follows_beta() if name in ("weight", "bias") else None
-        if follows is not None and sys._getframe(1).f_code is fuse_conv_bn_eval.__code__:
-            raise NotImplementedError(
-                f"cannot fuse a BatchNorm into {type(self).__name__} with "
-                f"activation={self.activation!r}: the {follows} of the layer lies between the two. "
-                'Only a layer with activation="none" and without pooling can be fused. Leave the '
-                "BatchNorm unfused, or replace it with deepcontrol.to_agc."
-            )
-        super().__setattr__(name, value)
-
-    def _follows_beta(self) -> str | None:
-        return None if self.activation == "none" else "activation"
+    def _fusion_obstacle(self) -> str | None:
+        return None if self.activation == "none" else "its activation lies between the two"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
@@ -242,8 +227,8 @@ class AGCConvPool2d(AGCConv2d):
         store_map_sums(pooled, map_sums)
         return pooled, index
 
-    def _follows_beta(self) -> str:
-        return "pooling"
+    def _fusion_obstacle(self) -> str:
+        return "its pooling lies between the two"
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):

@@ -1,11 +1,15 @@
-"""Behavior that the AGC layers share: one torch.fx node per layer, a warning on 1x1 maps."""
+"""Behavior that the AGC layers share: torch.fx leaves, BatchNorm fusion, 1x1 maps."""
 
+import sys
 import warnings
 from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Proxy
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+_FUSERS = (fuse_conv_bn_eval.__code__, fuse_linear_bn_eval.__code__)
 
 
 class FxLeaf:
@@ -31,6 +35,31 @@ class FxLeaf:
             # Through call_module, where some tracers (torchvision's) keep the current module path.
             return tracer.call_module(self, create_node, args, kwargs)
         return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
+class BatchNormFusionGuard:
+    """Mixin that makes torch's BatchNorm fusers raise for a layer where they would be wrong.
+
+    torch.nn.utils.fusion takes an AGCConv2d for a plain nn.Conv2d and an AGCLinear for a plain
+    nn.Linear: it copies the layer and assigns the fused weight and bias. List the mixin before the
+    nn.Module base.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("weight", "bias") and sys._getframe(1).f_code in _FUSERS:
+            obstacle = self._fusion_obstacle()
+            if obstacle is not None:
+                raise NotImplementedError(
+                    f"cannot fuse a BatchNorm into {type(self).__name__} with "
+                    f"activation={getattr(self, 'activation', None)!r}: {obstacle}. Only a "
+                    'convolution with activation="none" and without pooling can be fused. Leave '
+                    "the BatchNorm unfused, or replace it with deepcontrol.to_agc."
+                )
+        super().__setattr__(name, value)
+
+    def _fusion_obstacle(self) -> str | None:
+        """Return why a BatchNorm behind the layer cannot be fused into it, or None."""
+        raise NotImplementedError
 
 
 def warn_if_single_position(module: nn.Module, positions: int) -> None:

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor, nn
 
-from ..ops.activation import ActivationName, get_activation
+from ..ops.activation import ActivationName, activation_name, get_activation
 from ..ops.layout import accumulate_dtype
 from .init import he_normal_, reset_all_but_filters_
-from .layer import FxLeaf, warn_if_single_position
+from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
 
 
-class AGCLinear(FxLeaf, nn.Linear):
+class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
     """A linear layer with AGC (automatic gain control) over its features, and an activation.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x W^T, mean over the features
@@ -27,7 +27,9 @@ class AGCLinear(FxLeaf, nn.Linear):
     Args:
         in_features: Size of each input sample.
         out_features: Size of each output sample.
-        activation: One of "relu", "leaky_relu", "silu", "gelu", "none".
+        activation: "relu", "leaky_relu", "silu", "gelu" or "none"; or nn.ReLU, nn.LeakyReLU,
+            nn.SiLU, nn.GELU or nn.Identity, as a class or an instance with default settings.
+        bias: Must be True: beta is part of the neuron.
 
     Attributes:
         weight: W, (out_features, in_features), He fan-in.
@@ -46,13 +48,19 @@ class AGCLinear(FxLeaf, nn.Linear):
         self,
         in_features: int,
         out_features: int,
-        activation: ActivationName = "relu",
         *,
+        activation: ActivationName | nn.Module | type[nn.Module] | None = "relu",
+        bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        get_activation(activation)
-        self.activation = activation  # before super().__init__(), which calls reset_parameters
+        if not bias:
+            raise ValueError(
+                "AGCLinear does not support bias=False: its bias is beta of Eq. 1. Leave out "
+                "bias=False; to keep beta at 0, freeze it with layer.bias.requires_grad_(False)."
+            )
+        # Before super().__init__(), which calls reset_parameters.
+        self.activation = activation_name(activation)
         super().__init__(in_features, out_features, True, device=device, dtype=dtype)
         self.gain = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
         self.mean_scale = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
@@ -77,6 +85,9 @@ class AGCLinear(FxLeaf, nn.Linear):
         exact = self.weight.to(accumulate_dtype(self.weight.dtype))
         centered = exact - self.mean_scale.unsqueeze(1) * exact.mean(0)
         return (self.gain.unsqueeze(1) * centered).to(self.weight.dtype)
+
+    def _fusion_obstacle(self) -> str:
+        return "a scale per feature changes its mean over the features"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"

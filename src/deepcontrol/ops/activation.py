@@ -100,9 +100,9 @@ def activation_name(activation: str | nn.Module | type[nn.Module] | None) -> Act
         return activation  # type: ignore[return-value]
     name = None
     if isinstance(activation, nn.Module):
-        name = _name_of_module(activation)
+        name = name_of_module(activation)
     elif activation in (nn.ReLU, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Identity):
-        name = _name_of_module(activation())
+        name = name_of_module(activation())
     if name is None:
         raise ValueError(
             f"cannot fuse the activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}, "
@@ -112,7 +112,8 @@ def activation_name(activation: str | nn.Module | type[nn.Module] | None) -> Act
     return name
 
 
-def _name_of_module(module: nn.Module) -> ActivationName | None:
+def name_of_module(module: nn.Module) -> ActivationName | None:
+    """Return the name of the fused activation that computes the same as a module, or None."""
     if type(module) is nn.ReLU:
         return "relu"
     if type(module) is nn.LeakyReLU and module.negative_slope == LEAKY_SLOPE:
