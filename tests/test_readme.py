@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from deepcontrol.workbench.report.study import read_study
+from deepcontrol.workbench.studyfolder import read_study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -11,6 +11,7 @@ import pytest
 from deepcontrol.workbench.bench.record import read_rows, write_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.study import command
+from deepcontrol.workbench.studyfolder import read_study
 from tests.workbench.study.tiny import reproduce
 
 ROOT = Path(__file__).parents[3]
@@ -56,30 +57,30 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "no errors": (
         "metrics.jsonl",
         lambda path: path.write_text(path.read_text().replace("val_error", "error")),
-        "metrics.jsonl has no error and loss of epoch 1 and of 1 more",
+        "metrics.jsonl has no error and loss of epoch 1 and 1 more",
     ),
     "no losses": (
         "metrics.jsonl",
         lambda path: path.write_text(path.read_text().replace("val_loss", "loss")),
-        "metrics.jsonl has no error and loss of epoch 1 and of 1 more",
+        "metrics.jsonl has no error and loss of epoch 1 and 1 more",
     ),
     "a configuration of something else": (
         "config.json",
         lambda path: path.write_text("[1]"),
         "config.json is not of format",
     ),
-    "no lambda": ("layers.jsonl", Path.unlink, "layers.jsonl does not say where lambda ended"),
+    "no lambda": ("layers.jsonl", Path.unlink, "layers.jsonl has no lambda for epoch 2"),
     "lambda of the start": (
         "layers.jsonl",
         lambda path: path.write_text(path.read_text().splitlines(keepends=True)[0]),
-        "layers.jsonl does not say where lambda ended",
+        "layers.jsonl has no lambda for epoch 2",
     ),
     "no configuration": ("config.json", Path.unlink, "it has no config.json"),
-    "a torn configuration": ("config.json", lambda p: p.write_text("{"), "cannot be read"),
+    "a torn configuration": ("config.json", lambda p: p.write_text("{"), "cannot read"),
     "lambda without numbers": (
         "layers.jsonl",
         add('{"epoch": 2, "layers": {"a": {"mean_scale": 3}}}\n'),
-        "the last line of layers.jsonl has no numbers",
+        "the last record of layers.jsonl has no numbers",
     ),
 }
 
@@ -93,16 +94,15 @@ def test_one_damaged_run_leaves_the_rest(
     packed = tmp_path / "packed"
     assert reproduce(out, "--minutes", "0", "--pack", str(packed)) == 1
     said = capsys.readouterr().out
-    assert f"failed: {AGC}: it is damaged: " in said
+    assert f"failed: {AGC}: damaged: " in said
     assert words in said
     assert f"remove runs/{AGC}" in said
     for folder in (out, packed):
         assert states(folder) == {AGC: "failed", BN: "done"}
         assert words in (folder / "index.html").read_text()
-        (ours,) = [claim["ours"] for claim in study(folder)["claims"] if claim["id"] == "fig1c"]
-        figures = {who: figure for measure, who, figure in ours if measure == "final error"}
-        assert figures["AGC batch 4 rate 0.32"] == "not run"
-        assert figures["BN batch 4 rate 0.32"].endswith("(n=1)")
+        judged = read_study(folder)
+        assert judged.measurement("segnet-agc-b4-lr0.32", "final error").n == 0
+        assert judged.measurement("segnet-bn-b4-lr0.32", "final error").n == 1
     assert not (packed / "runs" / AGC).exists()
 
 
@@ -154,7 +154,7 @@ def test_another_study_is_not_packed_over(
     (tmp_path / "file").write_text("")
     for words in (("--pack", str(tmp_path / "file")), ("--out", str(tmp_path / "file"))):
         assert reproduce(out, *words) == 1
-        assert "file is no folder" in capsys.readouterr().err
+        assert "file is not a folder" in capsys.readouterr().err
 
 
 def test_a_pack_keeps_the_claims_that_it_holds(out: Path, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_pack_is_judged_alike_where_there_is_no_benchmark(
         assert study(folder)["claims"] == before["claims"]
     assert (twice / "bench.csv").read_text() == (packed / "bench.csv").read_text()
     assert reproduce(packed, "--minutes", "0", "--bench", "none.csv") == 1
-    assert "--bench: there is no file none.csv" in capsys.readouterr().err
+    assert "--bench: no file none.csv" in capsys.readouterr().err
 
 
 def test_a_pack_keeps_the_rows_that_its_claims_rest_on(
@@ -223,18 +223,18 @@ def test_the_report_says_what_was_damaged_since(
     out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(out)]) == 0
-    assert "not as it was" not in capsys.readouterr().out
+    assert "has changed" not in capsys.readouterr().out
     without_epoch_1(out / "runs" / AGC / "metrics.jsonl")
     (out / "runs" / BN / "config.json").write_text("{")
     assert main(["report", str(out)]) == 0
     said, html = capsys.readouterr().out, (out / "index.html").read_text()
-    for name, words in ((AGC, "no error and loss of epoch 1"), (BN, "cannot be read")):
-        assert f"{name} is not as it was when it was judged: " in said
+    for name, words in ((AGC, "no error and loss of epoch 1"), (BN, "cannot read")):
+        assert f"{name} has changed since it was judged: " in said
         assert words in said
-        assert f"{name} is not as it was when it was judged: " in html
+        assert f"{name} has changed since it was judged: " in html
     shutil.rmtree(out / "runs" / BN)
     assert main(["report", str(out)]) == 0
-    assert "its folder is gone" in capsys.readouterr().out
+    assert "its folder is missing" in capsys.readouterr().out
 
 
 def test_a_study_among_others_is_refused_in_words(
@@ -253,7 +253,7 @@ def other_verdict(record: Any) -> None:
 
 
 def other_metric(record: Any) -> None:
-    record["panels"][0]["metric"] = "val_errors"
+    record["figure1"][0]["metric"] = "val_errors"
 
 
 @pytest.mark.parametrize("change", [no_protocol, other_verdict, other_metric])
@@ -264,10 +264,10 @@ def test_a_record_of_the_wrong_shape_is_one_error(
     change(record)
     (out / "study.json").write_text(json.dumps(record))
     assert main(["report", str(out)]) == 1
-    assert "study.json cannot be read" in capsys.readouterr().err
+    assert "study.json: " in capsys.readouterr().err
     if change is no_protocol:  # of the rest nothing is taken from it
         assert reproduce(out, "--minutes", "0") == 1
-        assert "study.json cannot be read" in capsys.readouterr().err
+        assert "study.json: " in capsys.readouterr().err
 
 
 def test_the_committed_study_judged_again_is_the_same(
@@ -278,7 +278,7 @@ def test_the_committed_study_judged_again_is_the_same(
     copy = tmp_path / "camvid"
     shutil.copytree(committed / "runs", copy / "runs")
     shutil.copyfile(committed / "bench.csv", copy / "bench.csv")
-    monkeypatch.setattr(command, "draw", str)
+    monkeypatch.setattr(command, "write_page", str)
     monkeypatch.chdir(tmp_path)
     words = ["--preset", "camvid", "--data-root", "camvid", "--minutes", "0"]
     assert main(["reproduce", "--out", str(copy), *words]) == 0

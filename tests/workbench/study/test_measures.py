@@ -14,7 +14,7 @@ LINE = Curve(tuple(float(50 - e) for e in range(30)), tuple(1.0 / (e + 1) for e 
 
 def test_errors_and_losses() -> None:
     assert measures.final_error(LINE) == pytest.approx(22)  # of 23, 22, 21
-    assert measures.course_error(LINE) == pytest.approx(35.5)
+    assert measures.mean_error(LINE) == pytest.approx(35.5)
     assert measures.early_error(LINE) == pytest.approx(45.5)
     assert measures.final_loss(LINE) == pytest.approx((1 / 28 + 1 / 29 + 1 / 30) / 3)
 
@@ -31,7 +31,7 @@ def test_losses_that_were_not_finite_say_nothing() -> None:
 
 def test_no_epoch_says_nothing() -> None:
     empty = Curve((), ())
-    for measure in (measures.FINAL, measures.COURSE, measures.EARLY, measures.LOSS):
+    for measure in (measures.FINAL, measures.MEAN, measures.EARLY, measures.LOSS):
         assert math.isnan(measure.of(empty))
 
 
@@ -56,7 +56,7 @@ def test_a_fall_and_a_plateau_are_no_spikes() -> None:
 
 def test_a_run_that_diverged_is_worse_than_any() -> None:
     gone = curve(diverged=3)
-    for measure in (measures.FINAL, measures.COURSE, measures.EARLY, measures.LOSS):
+    for measure in (measures.FINAL, measures.MEAN, measures.EARLY, measures.LOSS):
         assert measure.of(gone) == math.inf
     assert math.isnan(measures.SPIKES.of(gone))  # which has none once it is gone
 

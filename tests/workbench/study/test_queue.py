@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from deepcontrol.workbench.runfolder import lock
-from deepcontrol.workbench.study import queue as queue_
+from deepcontrol.workbench.study import jobs as jobs_
 from deepcontrol.workbench.study.claims import CLAIMS
-from deepcontrol.workbench.study.jobs import Job, plan
-from deepcontrol.workbench.study.presets import PRESETS
-from deepcontrol.workbench.study.queue import Queue
+from deepcontrol.workbench.study.jobs import Job, Queue, plan
+from deepcontrol.workbench.study.settings import PRESETS
 from deepcontrol.workbench.train.interrupts import Interrupts
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_, "LOOK", 0)
+    monkeypatch.setattr(jobs_, "POLL", 0)
 
 
 def jobs(out: Path, count: int = 4) -> list[Job]:
@@ -105,7 +104,7 @@ def test_a_run_that_fails_is_tried_once_more_and_reported(tmp_path: Path) -> Non
     assert executor.started.count(name) == 2
     assert states(queue) == ["done", "failed", "done", "done"]
     assert queue.entries[name].fault == "exit code 1: error: it does not work"
-    assert any("tried once more" in what for what in said)
+    assert any("retrying once" in what for what in said)
 
 
 def test_a_run_that_fails_once_is_done(tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_after_the_last_start_runs_end_and_none_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = itertools.count(100)
-    monkeypatch.setattr(queue_.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(jobs_.time, "monotonic", lambda: next(clock))
     queue, executor = Queue(jobs(tmp_path), tmp_path), Instant({})
     queue.run(executor, Interrupts(), deadline=math.inf, last_start=101)
     assert states(queue) == ["done", "done", "stopped", "stopped"]
@@ -158,7 +157,7 @@ def test_each_run_that_is_over_is_told_of_once(tmp_path: Path) -> None:
     first, second, third = jobs(tmp_path, 3)
     finish(first)
     told: list[Job] = []
-    queue = Queue([first, second, third], tmp_path, over=told.append)
+    queue = Queue([first, second, third], tmp_path, on_finish=told.append)
     assert told == []  # a queue that is only looked at does nothing
     queue.run(Instant({third.name: fail}), Interrupts(), math.inf)
     assert told == [first, second]
@@ -169,7 +168,7 @@ def test_runs_that_ended_are_kept_before_others_start(tmp_path: Path) -> None:
     queue = Queue(
         jobs(tmp_path),
         tmp_path,
-        keep=lambda queue: kept.append((states(queue), len(executor.started))),
+        on_ended=lambda queue: kept.append((states(queue), len(executor.started))),
     )
     executor = Instant({})
     queue.run(executor, Interrupts(), math.inf)
@@ -187,14 +186,14 @@ def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
             nonlocal looks
             looks += 1
             if looks == 1:
-                assert states(queue) == ["elsewhere", "elsewhere"]
+                assert states(queue) == ["locked", "locked"]
                 held.__exit__(None, None, None)
             elif looks == 3:
                 finish(first)  # by whoever holds it
                 noted.signum = 15
 
         noted = Interrupts()
-        queue, executor = Queue([first, second], tmp_path, look=look), Instant({})
+        queue, executor = Queue([first, second], tmp_path, on_poll=look), Instant({})
         queue.run(executor, noted, math.inf)
     assert executor.started == [second.name]
     assert states(queue) == ["stopped", "done"]
@@ -210,7 +209,7 @@ def test_who_comes_second_to_a_folder_has_not_failed(tmp_path: Path) -> None:
         return 1
 
     def look(queue: Queue) -> None:
-        if states(queue) == ["elsewhere"]:
+        if states(queue) == ["locked"]:
             finish(job)  # by whoever holds it
             holder.__exit__(None, None, None)
 
@@ -226,8 +225,8 @@ def test_what_is_not_asked_for_is_not_trained(tmp_path: Path) -> None:
     first, second, third, fourth = jobs(tmp_path)
     finish(first)
     executor = Instant({})
-    queue = Queue(jobs(tmp_path), tmp_path, asked={second.name})
+    queue = Queue(jobs(tmp_path), tmp_path, selected={second.name})
     queue.run(executor, Interrupts(), math.inf)
     assert executor.started == [second.name]
-    assert states(queue) == ["done", "done", "not asked for", "not asked for"]
-    assert {third.name, fourth.name} == {e.job.name for e in queue.having("not asked for")}
+    assert states(queue) == ["done", "done", "not selected", "not selected"]
+    assert {third.name, fourth.name} == {e.job.name for e in queue.in_state("not selected")}

@@ -16,11 +16,10 @@ from deepcontrol.workbench import cli
 from deepcontrol.workbench.cli import main, parse
 from deepcontrol.workbench.study import command as study_command
 from deepcontrol.workbench.study.claims import CLAIMS
+from deepcontrol.workbench.study.executors import find_slots
 from deepcontrol.workbench.study.figure import FIGURE_1
-from deepcontrol.workbench.study.jobs import command, plan, refuse_others
-from deepcontrol.workbench.study.local import find_slots
-from deepcontrol.workbench.study.presets import PRESETS
-from deepcontrol.workbench.study.settings import Reproduce
+from deepcontrol.workbench.study.jobs import plan, refuse_changed, train_command
+from deepcontrol.workbench.study.settings import PRESETS, Reproduce
 from deepcontrol.workbench.train.commands import TrainCommand
 from deepcontrol.workbench.train.config import ConfigChangedError, save_config
 from tests.workbench.study.tiny import reproduce
@@ -57,7 +56,7 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         process.kill()
     assert states(out) == {NAMES[0]: "done", NAMES[1]: "waiting"}  # as when the first had ended
     assert main(["report", str(out)]) == 0
-    assert "1 of 2 runs are done" in (out / "verdicts.md").read_text()
+    assert "1 of 2 runs finished" in (out / "verdicts.md").read_text()
     first = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
 
     assert reproduce(out) == 0
@@ -68,8 +67,8 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         lines = (out / "runs" / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
     said = capsys.readouterr().out
-    assert "2 of 2 runs are done." in said
-    assert f"The page: {out / 'index.html'}" in said
+    assert "2 of 2 runs finished." in said
+    assert f"Page: {out / 'index.html'}" in said
 
     html = (out / "index.html").read_text()
     assert html.count("<img") == 8 + 2 + 2  # panels, lambda, pictures
@@ -109,7 +108,7 @@ def test_interrupted(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=100)[0]
     assert process.returncode == 130
-    assert "0 of 2 runs are done. 2 are left: the same command goes on." in said
+    assert "0 of 2 runs finished. 2 left; run the same command to continue." in said
     assert states(out) == dict.fromkeys(NAMES, "stopped")
     for name in NAMES:
         log = (out / "logs" / f"{name}.txt").read_text()
@@ -119,13 +118,13 @@ def test_interrupted(tmp_path: Path) -> None:
 def test_interrupted_while_the_page_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def draw(study: Path) -> str:
+    def write_page(study: Path) -> str:
         os.kill(os.getpid(), signal.SIGINT)
-        return f"The page: {study}"
+        return f"Page: {study}"
 
-    monkeypatch.setattr(study_command, "draw", draw)
+    monkeypatch.setattr(study_command, "write_page", write_page)
     assert reproduce(tmp_path / "study", "--minutes", "0") == 130
-    assert "The page: " in capsys.readouterr().out  # a first signal is waited for
+    assert "Page: " in capsys.readouterr().out  # a first signal is waited for
 
 
 def test_interrupted_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +146,11 @@ def test_one_run_that_cannot_work_leaves_the_rest(
     assert states(out) == {name: "failed" if name == NAMES[1] else "done" for name in NAMES}
     said = capsys.readouterr().out
     assert f"{NAMES[1]}: failed, exit code 1: error: " in said
-    assert said.count("tried once more") == 1
-    assert "1 of 2 runs are done." in said
+    assert said.count("retrying once") == 1
+    assert "1 of 2 runs finished." in said
     claims = {claim["id"]: claim for claim in study(out)["claims"]}
     assert set(claims) == {"fig1c", "fig1e"}
-    assert "AGC batch 4 rate 0.32" in claims["fig1c"]["ours"][0][1]
+    assert claims["fig1c"]["checks"][0]["operands"][0]["label"] == "AGC, batch 4, lr 0.32"
     html = (out / "index.html").read_text()
     assert f"{NAMES[1]} failed" in html
     assert (out / "figures" / "figure1.png").stat().st_size > 10_000
@@ -167,7 +166,7 @@ def test_without_anything_to_draw_with(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = tmp_path / "study"
     assert reproduce(out, "--minutes", "0") == 0
-    assert f"`deepcontrol report {out}` makes it elsewhere" in capsys.readouterr().out
+    assert f"`deepcontrol report {out}` on another machine" in capsys.readouterr().out
     assert states(out) == dict.fromkeys(NAMES, "waiting")
 
 
@@ -190,7 +189,7 @@ def test_minutes_stop_runs_that_are_under_way(
 
 def test_the_command_of_a_run_makes_that_run(tmp_path: Path) -> None:
     for job in plan(CLAIMS, PRESETS["camvid"], tmp_path, Path("some where")):
-        typed = parse(command(job.config)[1:])
+        typed = parse(train_command(job.config)[1:])
         assert isinstance(typed, TrainCommand)
         assert typed == TrainCommand(**vars(job.config))
 
@@ -217,14 +216,14 @@ def test_every_preset_is_a_plan(tmp_path: Path) -> None:
 
 def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> None:
     jobs = plan(CLAIMS, PRESETS["camvid"], tmp_path, None)
-    drawn = {arm for panel in FIGURE_1 for arm in panel.lines}
+    drawn = {arm for panel in FIGURE_1 for arm in panel.arms}
     order = [(job.seed >= 3, job.arm not in drawn, job.seed) for job in jobs]
     assert order == sorted(order)
     further = [job for job in jobs if job.seed >= 3]
-    assert {job.arm for job in further} == {*FIGURE_1[0].lines, *FIGURE_1[1].lines}
+    assert {job.arm for job in further} == {*FIGURE_1[0].lines, *FIGURE_1[1].arms}
     assert {job.seed for job in further} == {3, 4}
-    assert {job.arm for job in jobs[:6]} == {*FIGURE_1[0].lines, *FIGURE_1[1].lines}
-    assert (len(drawn), len({job.arm for job in jobs})) == (12, 31)
+    assert {job.arm for job in jobs[:6]} == {*FIGURE_1[0].lines, *FIGURE_1[1].arms}
+    assert (len(drawn), len({job.arm for job in jobs})) == (12, 34)
 
 
 def test_runs_that_were_made_otherwise_are_refused(tmp_path: Path) -> None:
@@ -234,18 +233,18 @@ def test_runs_that_were_made_otherwise_are_refused(tmp_path: Path) -> None:
         save_config(job.config, {}, {})
     (jobs[2].folder).mkdir()
     (jobs[2].folder / "config.json").write_text("{")  # for its own process to complain of
-    refuse_others(jobs)
+    refuse_changed(jobs)
     save_config(replace(jobs[1].config, eval_whole=True), {}, {})
     with pytest.raises(ConfigChangedError, match="--eval-whole True -> False"):
-        refuse_others(jobs)
+        refuse_changed(jobs)
 
 
 def test_only_and_what_it_refuses(tmp_path: Path) -> None:
     asked = Reproduce(out=tmp_path, only=("fig1b,fig1a", "speed"))
     assert [claim.id for claim in asked.claims] == ["fig1b", "fig1a", "speed"]
-    with pytest.raises(ValueError, match="no claim fig9"):
+    with pytest.raises(ValueError, match="unknown claim fig9"):
         Reproduce(out=tmp_path, only=("fig9",))
-    with pytest.raises(ValueError, match="--last-start cannot be -1"):
+    with pytest.raises(ValueError, match="--last-start must be at least 0, got -1"):
         Reproduce(out=tmp_path, last_start=-1)
 
 
