@@ -91,5 +91,5 @@ def test_no_cell_is_best_if_all_diverged() -> None:
     assert {measurement_text(cell.error) for cell in found} == {"1 of 1 diverged"}
 
 
-def test_one_rate_a_batch_is_no_lr_grid() -> None:
+def test_one_learning_rate_per_batch_size_gives_no_grid() -> None:
     assert lr_grid({agc(1): [curve()], agc(4): [curve()]}) == ()

@@ -1,4 +1,4 @@
-"""`deepcontrol reproduce` from start to end: killed, interrupted, with a run that cannot work."""
+"""`deepcontrol reproduce` end to end: killed, interrupted, with a run that fails."""
 
 import json
 import os
@@ -25,11 +25,11 @@ from deepcontrol.workbench.train.config import ConfigChangedError, save_config
 from tests.workbench.study.tiny import reproduce
 
 ROOT = Path(__file__).parents[3]
-NAMES = [f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn")]  # of the runs, in order
+NAMES = [f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn")]  # of the runs, in training order
 
 
 def started(out: Path, *words: str) -> "subprocess.Popen[str]":
-    """The tiny study in a process that can be killed."""
+    """Start the tiny study in a process of its own."""
     line = [sys.executable, "-m", "tests.workbench.study.tiny", str(out), *words]
     return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
@@ -37,7 +37,7 @@ def started(out: Path, *words: str) -> "subprocess.Popen[str]":
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 100
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
+        assert time.monotonic() < deadline, f"{path} was not written"
         time.sleep(0.05)
 
 
@@ -52,9 +52,9 @@ def states(out: Path) -> dict[str, str]:
 def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     with started(out, "--slots", "1") as process:
-        wait_for(out / "runs" / NAMES[1] / "config.json")  # so the first is done
+        wait_for(out / "runs" / NAMES[1] / "config.json")  # so the first is finished
         process.kill()
-    assert states(out) == {NAMES[0]: "done", NAMES[1]: "waiting"}  # as when the first had ended
+    assert states(out) == {NAMES[0]: "done", NAMES[1]: "waiting"}  # the state when the first ended
     assert main(["report", str(out)]) == 0
     assert "1 of 2 runs finished" in (out / "verdicts.md").read_text()
     first = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
@@ -62,7 +62,7 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert reproduce(out) == 0
     assert states(out) == dict.fromkeys(NAMES, "done")
     again = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
-    assert again.st_mtime_ns == first.st_mtime_ns  # it was made once
+    assert again.st_mtime_ns == first.st_mtime_ns  # it was trained once
     for name in NAMES:
         lines = (out / "runs" / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
@@ -73,24 +73,26 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     html = (out / "index.html").read_text()
     assert html.count("<img") == 8 + 2 + 2  # panels, lambda, pictures
     before, packed = study(out), tmp_path / "packed"
-    # Nothing is left to do: judged again, and from the packed files, it is the same.
+    # Judged again, and from the packed files, the claims are the same.
     assert reproduce(out, "--minutes", "0", "--pack", str(packed)) == 0
     for again_ in (study(out), study(packed)):
         assert again_["claims"] == before["claims"]
     assert (packed / "index.html").read_text().count("<img") == html.count("<img")
     for path in packed.rglob("*.json"):
         assert str(tmp_path) not in path.read_text(), path
-    assert all(not (out / "runs" / name / "last").exists() for name in NAMES)  # results are small
+    assert all(
+        not (out / "runs" / name / "last").exists() for name in NAMES
+    )  # checkpoints are deleted
     epochs = [
         json.loads(line)["epoch"]
         for line in (packed / "runs" / NAMES[0] / "layers.jsonl").read_text().splitlines()
     ]
     assert epochs == [0, 2]
-    # A packed study is one: elsewhere it goes on, with nothing to repeat.
+    # A packed study can be continued, and repeats nothing.
     assert reproduce(packed) == 0
     assert states(packed) == dict.fromkeys(NAMES, "done")
     assert study(packed)["command"] == "deepcontrol reproduce --preset quick --out packed"
-    # To train for one claim loses no other, and a folder packed into itself stays as it is.
+    # --only keeps the other claims, and packing a folder into itself changes nothing.
     assert reproduce(packed, "--only", "fig1e", "--pack", str(packed / ".." / "packed")) == 0
     assert study(packed)["claims"] == before["claims"]
     assert study(packed)["command"] == "deepcontrol reproduce --preset quick --out packed"
@@ -115,7 +117,7 @@ def test_interrupted(tmp_path: Path) -> None:
         assert "SIGTERM: saved at step" in log
 
 
-def test_interrupted_while_the_page_is_drawn(
+def test_interrupted_while_the_page_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def write_page(study: Path) -> str:
@@ -124,10 +126,10 @@ def test_interrupted_while_the_page_is_drawn(
 
     monkeypatch.setattr(study_command, "write_page", write_page)
     assert reproduce(tmp_path / "study", "--minutes", "0") == 130
-    assert "Page: " in capsys.readouterr().out  # a first signal is waited for
+    assert "Page: " in capsys.readouterr().out  # the first signal waits for the page
 
 
-def test_interrupted_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_without_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     def doctor(console: object) -> int:
         raise KeyboardInterrupt
 
@@ -135,7 +137,7 @@ def test_interrupted_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) 
     assert main(["doctor"]) == 130
 
 
-def test_one_run_that_cannot_work_leaves_the_rest(
+def test_a_failing_run_does_not_affect_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "study"
@@ -156,7 +158,7 @@ def test_one_run_that_cannot_work_leaves_the_rest(
     assert (out / "figures" / "figure1.png").stat().st_size > 10_000
 
 
-def test_without_anything_to_draw_with(
+def test_without_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in [
@@ -176,9 +178,7 @@ def test_checkpoints_can_be_kept(tmp_path: Path) -> None:
     assert all((out / "runs" / name / "best" / "model.safetensors").exists() for name in NAMES)
 
 
-def test_minutes_stop_runs_that_are_under_way(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_minutes_stop_running_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     assert reproduce(out, "--minutes", "0.03") == 0
     assert "stopped" in states(out).values()
@@ -187,7 +187,7 @@ def test_minutes_stop_runs_that_are_under_way(
     assert "another study: epochs 2 -> 3" in capsys.readouterr().err
 
 
-def test_the_command_of_a_run_makes_that_run(tmp_path: Path) -> None:
+def test_the_command_of_a_run_repeats_it(tmp_path: Path) -> None:
     for job in plan(CLAIMS, PRESETS["camvid"], tmp_path, Path("some where")):
         typed = parse(train_command(job.config)[1:])
         assert isinstance(typed, TrainCommand)
@@ -195,10 +195,10 @@ def test_the_command_of_a_run_makes_that_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_data_that_is_not_there_is_one_error(
+def test_missing_data_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
-    """And not one of each run."""
+    """Not one per run."""
     words = ["reproduce", "--preset", "camvid", "--out", str(tmp_path / "study"), *more]
     for root in ([], ["--data-root", str(tmp_path / "gone")]):
         assert main([*words, *root]) == 1
@@ -206,7 +206,7 @@ def test_data_that_is_not_there_is_one_error(
     assert not (tmp_path / "study").exists()
 
 
-def test_every_preset_is_a_plan(tmp_path: Path) -> None:
+def test_every_preset_has_a_plan(tmp_path: Path) -> None:
     for preset in PRESETS.values():
         claims = tuple(claim for claim in CLAIMS if claim.id in preset.claims)
         assert len(claims) == len(preset.claims)
@@ -226,20 +226,20 @@ def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> No
     assert (len(drawn), len({job.arm for job in jobs})) == (12, 34)
 
 
-def test_runs_that_were_made_otherwise_are_refused(tmp_path: Path) -> None:
+def test_runs_with_other_settings_are_refused(tmp_path: Path) -> None:
     jobs = plan(CLAIMS, PRESETS["camvid"], tmp_path, None)
     for job in jobs[:2]:
         job.folder.mkdir(parents=True)
         save_config(job.config, {}, {})
     (jobs[2].folder).mkdir()
-    (jobs[2].folder / "config.json").write_text("{")  # for its own process to complain of
+    (jobs[2].folder / "config.json").write_text("{")  # its own process reports this
     refuse_changed(jobs)
     save_config(replace(jobs[1].config, eval_whole=True), {}, {})
     with pytest.raises(ConfigChangedError, match="--eval-whole True -> False"):
         refuse_changed(jobs)
 
 
-def test_only_and_what_it_refuses(tmp_path: Path) -> None:
+def test_only_and_invalid_options(tmp_path: Path) -> None:
     asked = Reproduce(out=tmp_path, only=("fig1b,fig1a", "speed"))
     assert [claim.id for claim in asked.claims] == ["fig1b", "fig1a", "speed"]
     with pytest.raises(ValueError, match="unknown claim fig9"):
@@ -248,7 +248,7 @@ def test_only_and_what_it_refuses(tmp_path: Path) -> None:
         Reproduce(out=tmp_path, last_start=-1)
 
 
-def test_the_command_of_a_study_makes_that_study(tmp_path: Path) -> None:
+def test_the_command_of_a_study_repeats_it(tmp_path: Path) -> None:
     asked = Reproduce(
         out=tmp_path / "x", preset="camvid", only=("fig1a", "fig1b"), seeds=5, epochs=60,
         data_root=tmp_path / "images", minutes=9, slots=3,

@@ -1,4 +1,4 @@
-"""Every claim's rule on made-up curves: reproduced, not reproduced, undecided."""
+"""Every claim's rule on artificial curves: reproduced, not reproduced, undecided."""
 
 import math
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ Runs = Mapping[Arm, Mapping[str, Any]]
 CLAIM = {claim.id: claim for claim in CLAIMS}
 NUDGES = (-0.1, 0.0, 0.1)  # of three seeds
 
-# What each claim's arms look like if it is true, and if it is not; the rest is as `curve` has it.
+# The arms of each claim if it is true, and if it is false; other values are those of `curve`.
 TRUE: dict[str, Runs] = {
     "fig1b": {},
     "fig1a": {bn(1): {"error": 12}},
@@ -84,8 +84,8 @@ FALSE: dict[str, Runs] = {
     "fig1h": {agc(8, 0.08): {"error": 8}},
     "fig1h-highest": {agc(8, 0.64): {"diverged": 2}},
     "fig1g": {bn(8, 0.08): {"error": 14}},
-    "lambda-middle": {agc(4): {"lambdas": (1, 1, 1)}},  # as it starts
-    "lambda-deepest": {agc(4): {"lambdas": (1, 1.1, 1)}},  # near 1, as everywhere
+    "lambda-middle": {agc(4): {"lambdas": (1, 1, 1)}},  # the initial value
+    "lambda-deepest": {agc(4): {"lambdas": (1, 1.1, 1)}},  # near 1 at all depths
     "lambda-last": {agc(4): {"lambdas": (1, 1, 1)}},
     "lambda-depth": {agc(4): {"lambdas": (1, 1, 1)}},
     "lambda-range": {agc(4): {"reach": (0.9, 1.1)}},
@@ -111,7 +111,7 @@ MEASURED = [claim for claim in CLAIMS if not claim.arms]
 
 
 def evidence(claim_id: str, runs: Runs, nudges: tuple[float, ...] = NUDGES) -> Evidence:
-    """Runs over seeds, which differ by a nudge of everything, and by a spike."""
+    """Return runs over seeds. Each nudge shifts all values of a seed."""
     curves = {}
     for arm in CLAIM[claim_id].arms:
         about = {"error": 10.0, "loss": 0.5, "lambdas": (1.0, 0.8, 0.0), "reach": (0.0, 2.0)}
@@ -132,49 +132,49 @@ def evidence(claim_id: str, runs: Runs, nudges: tuple[float, ...] = NUDGES) -> E
     return Evidence(curves)
 
 
-def test_all_claims_are_here() -> None:
+def test_every_trained_claim_has_cases() -> None:
     assert set(TRUE) == set(FALSE) == {claim.id for claim in TRAINED}
     assert len(CLAIM) == len(CLAIMS)
 
 
 @pytest.mark.parametrize("claim_id", TRUE)
-def test_what_is_true_is_reproduced(claim_id: str) -> None:
+def test_true_claims_are_reproduced(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id]))
     assert judged.verdict == "reproduced", judged.checks
 
 
 @pytest.mark.parametrize("claim_id", FALSE)
-def test_what_is_not_is_not(claim_id: str) -> None:
+def test_false_claims_are_not_reproduced(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], evidence(claim_id, FALSE[claim_id]))
     assert judged.verdict == "not reproduced", judged.checks
 
 
-def test_the_deepest_lambda_must_be_near_1_too() -> None:
-    far = {agc(4): {"lambdas": (0.2, 0.0, 0.0)}}  # above half depth, and not near 1
+def test_the_deepest_lambda_must_also_be_near_1() -> None:
+    far = {agc(4): {"lambdas": (0.2, 0.0, 0.0)}}  # above half depth, but not near 1
     judged = judge(CLAIM["lambda-deepest"], evidence("lambda-deepest", far))
     assert [check.verdict for check in judged.checks] == ["not reproduced", "reproduced"]
     assert judged.verdict == "not reproduced"
 
 
-def is_certain(claim_id: str) -> bool:
-    """What does not hang on the nudges."""
+def is_insensitive(claim_id: str) -> bool:
+    """Return whether the claim's measure does not depend on the nudges."""
     return claim_id in ("spikes", "spikes-classnet")
 
 
-@pytest.mark.parametrize("claim_id", [c for c in TRUE if not is_certain(c)])
-def test_what_seeds_disagree_on_is_undecided(claim_id: str) -> None:
+@pytest.mark.parametrize("claim_id", [c for c in TRUE if not is_insensitive(c)])
+def test_a_large_variance_is_undecided(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id], (-9.0, 0.0, 9.0)))
     assert judged.verdict == "undecided", judged.checks
 
 
 @pytest.mark.parametrize("claim_id", TRUE)
-def test_one_seed_proves_nothing(claim_id: str) -> None:
+def test_one_seed_is_undecided(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id], (0.0,)))
     assert judged.verdict == "undecided", judged.checks
 
 
 @pytest.mark.parametrize("claim_id", TRUE)
-def test_what_was_not_run_is_undecided(claim_id: str) -> None:
+def test_missing_runs_are_undecided(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], Evidence())
     assert judged.verdict == "undecided"
     assert "no finished run of" in check_found(judged.checks[0])
@@ -184,7 +184,7 @@ def test_what_was_not_run_is_undecided(claim_id: str) -> None:
     ("bn_value", "verdict"), [(13.0, "reproduced"), (10.0, "not reproduced"), (None, "undecided")]
 )
 @pytest.mark.parametrize("claim", MEASURED, ids=lambda c: c.id)
-def test_claims_of_the_benchmark(claim: Any, bn_value: float | None, verdict: str) -> None:
+def test_benchmark_claims(claim: Any, bn_value: float | None, verdict: str) -> None:
     check = claim.checks[0]
     columns = {"ms": ("ms_p20", "ms_p50", "ms_p80")}.get(check.column, (check.column,))
     common = {"group": check.group, "batch": str(check.batch), "engine": "graph"}
@@ -198,7 +198,7 @@ def test_claims_of_the_benchmark(claim: Any, bn_value: float | None, verdict: st
     assert judge(claim, Evidence(bench=rows)).verdict == verdict
 
 
-def test_each_in_its_best_engine() -> None:
+def test_each_contender_uses_its_best_engine() -> None:
     common = {"group": "segnet", "batch": "8", "dtype": "bf16", "width": "1", "size": "256x512"}
     rows = [
         {**common, "contender": who, "engine": engine, "ms_p20": ms, "ms_p50": ms, "ms_p80": ms}
@@ -215,7 +215,7 @@ def test_each_in_its_best_engine() -> None:
     )
 
 
-def test_times_of_two_calls_are_not_compared() -> None:
+def test_times_of_two_benchmark_calls_are_not_compared() -> None:
     common = {"group": "segnet", "batch": "8", "dtype": "bf16", "width": "1", "size": "256x512"}
     rows = [
         {**common, "contender": who, "engine": how, "ms_p20": ms, "ms_p50": ms, "ms_p80": ms}
@@ -244,7 +244,7 @@ def test_intervals() -> None:
     assert difference_interval([1.0, 3.0], [5.0, 7.0]).high == pytest.approx(
         -4 + T[2] * math.sqrt(2)
     )
-    # From three numbers on (Welch), a side that does not vary adds no freedom to the other.
+    # With three values (Welch), a side without variance adds no degrees of freedom.
     assert difference_interval([1.0, 2.0, 3.0], [5.0] * 3).high == pytest.approx(
         -3 + T[2] / math.sqrt(3)
     )
@@ -263,13 +263,15 @@ def test_intervals() -> None:
         ([math.inf] * 3, [8.0, 9.0, 8.0], True),
         ([8.0, 9.0, 8.0], [math.inf, math.inf, math.inf, 9.0], True),
         ([math.inf, math.inf, 9.0], [8.0, 9.0, 8.0], False),  # two of three
-        ([math.inf] * 2, [8.0, 9.0, 8.0], False),  # may be chance
+        ([math.inf] * 2, [8.0, 9.0, 8.0], False),  # too few
         ([math.inf] * 3, [8.0, 9.0], False),
         ([math.inf] * 3, [math.inf, 8.0, 9.0], False),
         ([math.inf] * 3, None, True),
     ],
 )
-def test_most_runs_have_to_diverge(a: list[float], b: list[float] | None, certain: bool) -> None:
+def test_divergence_decides_only_if_most_runs_diverged(
+    a: list[float], b: list[float] | None, certain: bool
+) -> None:
     interval = difference_interval(a, b)
     assert (interval.low == interval.high) == certain
     assert (decide(interval, 0, math.inf) == "undecided") == (not certain)
@@ -286,11 +288,11 @@ def test_most_runs_have_to_diverge(a: list[float], b: list[float] | None, certai
         (-math.inf, math.inf, "undecided"),
     ],
 )
-def test_where_an_interval_lies(low: float, high: float, verdict: str) -> None:
+def test_decision_by_interval(low: float, high: float, verdict: str) -> None:
     assert decide(Interval((low + high) / 2, low, high), -1, 1) == verdict
 
 
-def test_one_check_that_fails_is_enough() -> None:
+def test_one_failed_check_fails_the_claim() -> None:
     assert combine(["reproduced", "undecided", "not reproduced"]) == "not reproduced"
     assert combine(["reproduced", "undecided"]) == "undecided"
     assert combine(["reproduced", "reproduced"]) == "reproduced"
@@ -333,12 +335,12 @@ def test_check_results_as_text() -> None:
     assert measurement_line(one.operands[0]) == f"{who}: 1 of 2 diverged"
 
 
-def test_names_tell_arms_apart() -> None:
+def test_names_and_labels_of_arms_are_unique() -> None:
     arms = {arm for claim in CLAIMS for arm in claim.arms}
     assert len({arm.name for arm in arms}) == len({str(arm) for arm in arms}) == len(arms)
 
 
-def test_figure_1_needs_no_run_of_its_own() -> None:
+def test_figure_1_draws_only_arms_of_claims() -> None:
     drawn = {arm for panel in FIGURE_1 for arm in panel.arms}
     assert drawn <= {arm for claim in CLAIMS for arm in claim.arms}
     assert [panel.letter for panel in FIGURE_1] == list("abcdefgh")

@@ -180,13 +180,14 @@ def finished_curve(job: Job) -> Curve | None:
 
 def _final_lambdas(run: Run, epochs: int) -> tuple[LayerLambda, ...]:
     """Read lambda after the last epoch, layer by layer."""
-    last = run.layers[-1] if run.layers else {"epoch": -1, "layers": {}}
+    last = [row["layers"] for row in run.layers[-1:] if row["epoch"] == epochs]
     layers = [
         layer["mean_scale"]
-        for layer in last["layers"].values()
+        for by_name in last
+        for layer in by_name.values()
         if isinstance(layer, dict) and "mean_scale" in layer
     ]
-    if not layers or last["epoch"] != epochs:
+    if not layers:
         raise ValueError(f"{LAYERS} has no lambda for epoch {epochs}")
     found = []
     for layer in layers:

@@ -35,7 +35,7 @@ def shown(out: Path, terminal: bool) -> str:
     return file.getvalue()
 
 
-def test_a_terminal_has_a_table_of_all_runs(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_table_of_all_runs(tmp_path: Path) -> None:
     text = shown(tmp_path, terminal=True)
     assert "2 of 5 runs finished" in text
     assert "running, gpu 1" in text
@@ -55,7 +55,7 @@ def test_a_terminal_prints_a_line_for_each_retry(tmp_path: Path) -> None:
     assert "killed; retrying once" in file.getvalue()
 
 
-def test_a_log_has_a_line_for_each_change(tmp_path: Path) -> None:
+def test_a_log_has_one_line_per_change(tmp_path: Path) -> None:
     lines = shown(tmp_path, terminal=False).splitlines()
     assert len(lines) == len(STATES)
     assert lines[0] == "0:00  segnet-agc-b1-lr0.08-s0: done (epoch 7, error 12.50%)"
