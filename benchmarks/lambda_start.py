@@ -30,7 +30,7 @@ from deepcontrol.workbench.study.measures import (
     LAMBDA_LOWEST,
     LAMBDA_MIDDLE,
     Curve,
-    Filters,
+    LayerLambda,
 )
 from deepcontrol.workbench.train.build import build_model, build_objective
 from deepcontrol.workbench.train.config import Train
@@ -159,7 +159,8 @@ def say(rows: list[Row]) -> None:
             print(f"{what}diverged in epoch {layers[0]['diverged_in_epoch']}")
             continue
         lambdas = (
-            Filters(*(float(row[f"lambda_{k}"]) for k in ("mean", "min", "max"))) for row in layers
+            LayerLambda(*(float(row[f"lambda_{k}"]) for k in ("mean", "min", "max")))
+            for row in layers
         )
         end = Curve((), (), tuple(lambdas), None)
         found = [f"{measure.words} {measure.of(end):.2f}" for measure in measures]
