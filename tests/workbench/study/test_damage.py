@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from deepcontrol.workbench.bench.record import read_rows, write_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.study import command
 from deepcontrol.workbench.studyfolder import read_study
-from tests.workbench.study.tiny import reproduce
+from tests.workbench.study.tiny import TINY, reproduce
 
 ROOT = Path(__file__).parents[3]
 AGC, BN = (f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn"))
@@ -264,6 +265,23 @@ def test_a_malformed_study_json_is_one_error(
     if change is no_protocol:  # reproduce reads nothing else from it
         assert reproduce(out, "--minutes", "0") == 1
         assert "study.json: " in capsys.readouterr().err
+
+
+def test_a_study_of_format_1_is_continued(out: Path) -> None:
+    protocol = asdict(TINY.protocol)
+    protocol["rates_times"] = protocol.pop("lr_scale")
+    check = {"quantity": "step time: BN over AGC", "region": "", "rule": "", "found": ""}
+    claim = {"id": "speed", "says": "It is faster", "paper": "30 %", "ours": [], "runs": []}
+    claim |= {"verdict": "undecided", "checks": [{**check, "verdict": "undecided"}]}
+    old: dict[str, Any] = {"format": 1, "protocol": protocol, "claims": [claim], "layers": None}
+    old |= {key: [] for key in ("grid", "panels", "beside", "runs", "samples")}
+    old |= {"preset_epochs": 2, "seeds": 1, "note": "", "command": ""}
+    before = study(out)["claims"]
+    (out / "study.json").write_text(json.dumps(old))
+    assert reproduce(out, "--minutes", "0") == 0
+    assert study(out)["format"] == 2
+    assert study(out)["claims"][:-1] == before
+    assert claims(out)[-1] == "speed"
 
 
 def test_the_committed_study_judged_again_is_the_same(
