@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make test` and `make demo`. Both set up .venv first, from requirements.lock.
+# Start with `make demo` or `make test`. Both create .venv from requirements.lock first.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -8,17 +8,18 @@ ZOO_READY := .venv-zoo/.ready
 .PHONY: help setup demo test check format test-gpu test-ray test-zoo zoo bench docs readme lock lock-zoo
 
 help:
-	@echo "make demo      the paper's main claims in small, on the CPU: verdicts and a page (under 5 minutes on 2 cores)"
-	@echo "make test      the tests, on the CPU"
-	@echo "make check     formatting, lint, types"
-	@echo "make test-gpu  the tests that need a CUDA device"
-	@echo "make test-ray  the test that needs Ray, which it installs into .ray"
-	@echo "make test-zoo  the tests against other libraries (timm, MONAI, ...), in an environment of their own"
-	@echo "make zoo       the table over their models: converted, trained a step, folded (about 5 minutes on 2 cores)"
-	@echo "make bench     time and memory beside BatchNorm's, to a table, a CSV and a chart (on a CPU about 2 minutes)"
-	@echo "make docs      the documentation, to site/index.html; links are checked"
-	@echo "make readme    the verdicts of results/camvid, into README.md"
-	@echo "make setup     the environment alone: .venv, pinned packages, editable install"
+	@echo "make demo      test the paper's main claims on a small scale and write a page (under 5 minutes on 2 CPU cores)"
+	@echo "make test      run the tests on the CPU"
+	@echo "make check     check formatting, lint and types"
+	@echo "make format    format the code and fix lint errors"
+	@echo "make docs      build the documentation into site/ and check its links"
+	@echo "make readme    write the tables and the picture of README.md and docs/ from the committed results"
+	@echo "make bench     measure time and memory of AGC and its peers (about 2 minutes on a CPU)"
+	@echo "make test-gpu  run the tests that need a CUDA device"
+	@echo "make test-ray  run the test that needs Ray (installs Ray into .ray)"
+	@echo "make test-zoo  run the tests against timm, MONAI and other libraries (in .venv-zoo)"
+	@echo "make zoo       convert, train and fold over 40 models of these libraries, and write docs/zoo.md (about 5 minutes)"
+	@echo "make setup     create .venv with pinned packages and an editable install"
 
 setup: $(READY)
 
@@ -44,28 +45,28 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Runs in the interpreter that has the CUDA build of torch: make test-gpu GPU_PYTHON=python3
+# Uses the Python that has the CUDA build of torch: make test-gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(READY))
-	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch sees no CUDA device here")'
+	@$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make test-gpu: torch finds no CUDA device")'
 	PYTHONPATH=src $(GPU_PYTHON) -m pytest -m gpu tests
 
 test-ray: .ray
 	PYTHONPATH=.ray $(BIN)/python -m pytest -q tests/workbench/study/test_ray.py
 
-# Ray is an extra, and large: it comes into a folder beside the environment, which stays as it was.
+# Ray is large and optional. It goes into a folder of its own, so that .venv stays as pinned.
 .ray: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $@.new -c requirements.lock ray
 	rm -rf $@ && mv $@.new $@
 
-# Other libraries and their own requirements stay out of .venv. torch is pinned exactly in
-# the lock; any other specifier would let pip choose a CUDA build.
+# The other libraries have an environment of their own. torch is pinned exactly in the lock: any
+# other specifier would let pip choose a CUDA build.
 $(ZOO_READY): requirements-zoo.lock
 	$(PYTHON) -m venv .venv-zoo
 	$(ZOO)/python -m pip install --quiet --disable-pip-version-check -r requirements-zoo.lock
 	touch $@
 
-# What the libraries say about each other's age is not ours to mend; all other warnings are errors.
+# Deprecation warnings between these libraries are ignored; all other warnings are errors.
 test-zoo: $(ZOO_READY)
 	PYTHONPATH=src $(ZOO)/python -m pytest -n 2 -q -W ignore::DeprecationWarning -W ignore::FutureWarning tests/zoo
 
@@ -75,11 +76,13 @@ zoo: $(ZOO_READY)
 bench: $(READY)
 	$(BIN)/python -m deepcontrol bench
 
-# Figure 1 and the verdicts of the committed study.
+# From results/camvid and benchmarks/results. The tests fail if the files are out of date.
 readme: $(READY)
+	$(BIN)/python results/performance.py
+	$(BIN)/python results/figure.py
 	$(BIN)/python results/readme.py
 
-# An environment of its own: who uses the library needs none of this. The variable silences an advertisement.
+# The variable silences an advertisement.
 docs: .venv-docs/.ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
@@ -88,7 +91,7 @@ docs: .venv-docs/.ready
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
 	touch $@
 
-# Pins what is installed now. torch is pinned without its local version, so that any build of it serves.
+# Pin the installed packages. torch is pinned without its local version, so that any build of it will do.
 lock:
 	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/^\(torch==[^+]*\).*/\1/' > requirements.lock
 

@@ -1,4 +1,7 @@
-"""For the reference: examples in docstrings (>>>) as code. Markdown takes them for quotations."""
+"""griffe extension: show docstring examples (>>>) as code. Markdown would quote them.
+
+Examples inside a Google-style section are indented, and griffe shows those as code itself.
+"""
 
 import re
 from typing import Any
@@ -9,7 +12,7 @@ EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 
 
 class Doctests(griffe.Extension):
-    """Puts fences around each example."""
+    """Put a code fence around each example."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:

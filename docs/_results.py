@@ -1,6 +1,7 @@
-"""For the site: the study in results/ lies beside the pages, where their links find it.
+"""mkdocs hook: add the study's page and figures to the site.
 
-The pages link to ../results/, so that they work wherever the repository is read.
+Pages link to ../results/, which works wherever the repository is read. On the site these files are
+at results/, so the hook rewrites the links.
 """
 
 from pathlib import Path

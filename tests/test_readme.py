@@ -1,17 +1,42 @@
-"""The README's Python runs as it stands, and its tree names files that exist."""
+"""README.md: its code runs, and its tables and picture match the committed results."""
 
 import json
 import re
 import runpy
+import sys
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 
 import pytest
-
-from deepcontrol.workbench.studyfolder import read_study
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+VERDICTS = (ROOT / "docs" / "verdicts.md").read_text()
+STUDY = "results/camvid"
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the scripts of results/ importable."""
+    monkeypatch.syspath_prepend(str(ROOT / "results"))
+    for name in ("performance", "figure"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.fixture
+def figure(results: None) -> ModuleType:
+    import figure  # type: ignore[import-not-found, unused-ignore]
+
+    return figure
+
+
+@pytest.fixture
+def performance(results: None) -> ModuleType:
+    import performance  # type: ignore[import-not-found, unused-ignore]
+
+    return performance
 
 
 def test_code_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,34 +48,108 @@ def test_code_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec(compile(block, "README.md", "exec"), names)  # noqa: S102
 
 
-def test_tree_is_true() -> None:
-    tree = README.split("## How it is made")[1].split("Development:")[0]
-    package = ROOT / "src" / "deepcontrol"
-    for folder in (p for p in package.iterdir() if p.is_dir() and p.name != "__pycache__"):
-        assert f"{folder.name}/" in tree, f"{folder.name}/ is missing from the README's tree"
-    named = re.findall(r"[\w/]+\.py", tree)
-    there = {p.name for p in package.rglob("*.py")}
-    assert set(named) <= there, set(named) - there
+def test_length() -> None:
+    assert len(README.splitlines()) <= 200
 
 
-def test_verdicts_are_those_of_the_committed_study() -> None:
+def test_no_links_to_files() -> None:
+    """Relative links break where the README is shown without the repository."""
+    links = re.findall(r"(?<!!)\[[^]]*\]\(([^)]*)\)", README)
+    assert all(link.startswith(("https://", "#")) for link in links), links
+
+
+def test_paths_exist() -> None:
+    for path in re.findall(r"`((?:docs|results|benchmarks|dev|src)/[\w./-]*)`", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_short_table_matches_the_study() -> None:
     script = runpy.run_path(str(ROOT / "results" / "readme.py"))
-    study = read_study(ROOT / "results" / "camvid")
-    assert script["with_study"](README, study) == README, "make readme"
+    study = script["read_study"](ROOT / STUDY)
+    assert _block(README, "in short") == script["in_short"](study), "run make readme"
+
+
+def test_verdicts_match_the_study() -> None:
+    script = runpy.run_path(str(ROOT / "results" / "readme.py"))
+    verdicts = script["verdicts"](script["read_study"](ROOT / STUDY))
+    relative = verdicts.replace("](results/", "](../results/")
+    assert _block(VERDICTS, "verdicts") == relative, "run make readme"
 
 
 def test_main_figures_are_of_the_runs_that_they_name() -> None:
-    for batch, rate in ((1, 0.02), (4, 0.08), (8, 0.16)):
-        agc, bn = (_final_error(norm, batch, rate) for norm in ("agc", "bn"))
+    for batch, lr in ((1, 0.02), (4, 0.08), (8, 0.16)):
+        agc, bn = (_final_error(norm, batch, lr) for norm in ("agc", "bn"))
         row = rf"\| wrong pixels, batch {batch} \| {agc:.2f} ± \S+ % \| {bn:.2f} ± \S+ % \|"
         assert re.search(row, README), row
 
 
-def _final_error(norm: str, batch: int, rate: float) -> float:
-    """In per cent, over the last 15 epochs of all seeds there are."""
-    runs = (ROOT / "results" / "camvid" / "runs").glob(f"segnet-{norm}-b{batch}-lr{rate}-s?")
+def test_performance_tables_match_the_benchmark(performance: ModuleType) -> None:
+    for path, contents in performance.blocks().items():
+        text = path.read_text()
+        assert performance.fill(text, contents) == text, f"{path}: run make readme"
+
+
+def test_a_missing_block_is_an_error(performance: ModuleType) -> None:
+    with pytest.raises(ValueError, match="expected one block"):
+        performance.fill("no block here", {"steps": "table"})
+
+
+def test_ratio_across_two_runs_is_marked(performance: ModuleType) -> None:
+    """~ marks a ratio of steps that two runs of the benchmark measured."""
+    steps = [s for s in performance.read_steps() if s.case == ("segnet", 8, "bf16")]
+    agc = performance.find(steps, ("segnet", 8, "bf16"), "agc")[0]
+    gn = performance.find(steps, ("segnet", 8, "bf16"), "gn")[0]
+    assert agc.run != gn.run
+    assert performance._time_ratio(agc, gn) == f"~{agc.ms / gn.ms:.2f}x"
+    assert performance._time_ratio(agc, agc) == "1.00x"
+
+
+def test_picture_matches_the_results(figure: ModuleType) -> None:
+    with Image.open(figure.PICTURE) as picture:
+        shown = json.loads(picture.info[figure.DATA])
+    steps, errors = figure.measured_steps(), figure.measured_errors()
+    assert shown == json.loads(figure.numbers(steps, errors)), "run make readme"
+    final = {(e.norm, e.batch): e.mean for e in errors}
+    assert final["agc", 1] == pytest.approx(_final_error("agc", 1, 0.02))
+    assert final["bn", 8] == pytest.approx(_final_error("bn", 8, 0.16))
+
+
+def test_picture_takes_every_norm_that_has_runs(figure: ModuleType, tmp_path: Path) -> None:
+    for batch, lr in ((1, 0.02), (8, 0.16)):
+        for seed in (0, 1):
+            _write_run(tmp_path / f"segnet-gn-b{batch}-lr{lr}-s{seed}", [0.5] * 9 + [0.1 + seed])
+    _write_run(tmp_path / "segnet-gn-b4-lr0.08-s0", [0.5], epochs=10)  # not finished
+    _write_run(tmp_path / "segnet-gn-b8-lr0.16-clip1-s0", [0.5] * 10)  # another arm
+    found = figure.measured_errors(tmp_path)
+    assert [(e.norm, e.batch, e.seeds) for e in found] == [
+        ("gn", 1, (10.0, pytest.approx(110.0))),
+        ("gn", 8, (10.0, pytest.approx(110.0))),
+    ]
+    picture = tmp_path / "picture.png"
+    figure.save(figure.draw(figure.measured_steps(), found), picture, "{}")
+    with Image.open(picture) as image:
+        assert image.width > 1500
+
+
+def _block(text: str, name: str) -> str:
+    """Return the text between two marks of results/readme.py."""
+    _, rest = text.split(f"<!-- {STUDY}, {name}: made by results/readme.py -->\n")
+    return rest.split(f"<!-- end of {STUDY}, {name} -->\n")[0]
+
+
+def _final_error(norm: str, batch: int, lr: float) -> float:
+    """Return the mean pixel error over the last 15 epochs of all seeds, in percent."""
+    runs = (ROOT / STUDY / "runs").glob(f"segnet-{norm}-b{batch}-lr{lr}-s?")
     errors = []
     for run in runs:
         lines = (run / "metrics.jsonl").read_text().splitlines()
         errors += [json.loads(line)["val_error"] for line in lines[-15:]]
     return 100 * fmean(errors)
+
+
+def _write_run(folder: Path, errors: list[float], epochs: int | None = None) -> None:
+    folder.mkdir()
+    config = {"config": {"epochs": len(errors) if epochs is None else epochs}}
+    (folder / "config.json").write_text(json.dumps(config))
+    rows = [{"epoch": i + 1, "val_error": error} for i, error in enumerate(errors)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

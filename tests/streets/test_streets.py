@@ -1,4 +1,4 @@
-"""The street scenes are reproducible to the byte, correctly labeled, varied, and not trivial."""
+"""Street scenes are reproducible to the byte, labeled correctly, varied and not trivial."""
 
 import hashlib
 import time
@@ -7,14 +7,15 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from streets import CLASSES, PALETTE, VOID, Scene, render
-from streets.classes import Class
+from deepcontrol.workbench.data import sample
+from deepcontrol.workbench.data.cityscapes import CLASSES, PALETTE
+from streets import VOID, Class, Scene, render
 
 THINGS = range(CLASSES.index("person"), len(CLASSES))
 SMALL = (64, 128)
 
-# One digest over image, labels and instances for each (seed, index, height, width). They change
-# only when the pictures change on purpose; anything else is a loss of reproducibility.
+# Digest of image, labels and instances by (seed, index, height, width). Update the digests only if
+# the images change on purpose; any other change is a loss of reproducibility.
 GOLDEN = {
     (0, 0, 256, 512): "7208847d622fbcaad81d770844cdd905d671e96c764a9b1f4c710e34a8c20f2f",
     (0, 7, 256, 512): "c5d07d7509b3f81fe809dde3d467f372295fa8612501bd7b2f3e27b101ce345c",
@@ -36,29 +37,29 @@ def digest(scene: Scene) -> str:
     return state.hexdigest()
 
 
-def test_class_table() -> None:
+def test_classes_are_the_training_ids_of_cityscapes() -> None:
     assert len(CLASSES) == len(PALETTE) == 19
     assert tuple(c.name.lower().replace("_", " ") for c in Class) == CLASSES
     assert CLASSES[0] == "road"
     assert CLASSES[10] == "sky"
     assert CLASSES[18] == "bicycle"
-    assert VOID == 255
+    assert VOID == sample.VOID == 255
 
 
-def test_same_sample_twice_is_identical() -> None:
+def test_rendering_twice_gives_the_same_sample() -> None:
     first, second = render(4, 9), render(4, 9)
     np.testing.assert_array_equal(first.image, second.image)
     np.testing.assert_array_equal(first.labels, second.labels)
     np.testing.assert_array_equal(first.instances, second.instances)
 
 
-def test_samples_do_not_depend_on_what_was_rendered_before() -> None:
+def test_samples_do_not_depend_on_earlier_calls() -> None:
     alone = digest(render(4, 1, *SMALL))
     render(5, 1, 48, 48)
     assert digest(render(4, 1, *SMALL)) == alone
 
 
-def test_other_index_and_other_seed_differ() -> None:
+def test_index_and_seed_change_the_sample() -> None:
     base = digest(render(4, 9, *SMALL))
     assert digest(render(4, 10, *SMALL)) != base
     assert digest(render(5, 9, *SMALL)) != base
@@ -66,7 +67,7 @@ def test_other_index_and_other_seed_differ() -> None:
 
 
 @pytest.mark.parametrize(("sample", "expected"), GOLDEN.items())
-def test_golden_digests(sample: tuple[int, int, int, int], expected: str) -> None:
+def test_samples_match_golden_digests(sample: tuple[int, int, int, int], expected: str) -> None:
     assert digest(render(*sample)) == expected
 
 
@@ -88,7 +89,7 @@ def test_labels_are_train_ids_or_void() -> None:
         assert set(values.tolist()) <= {*range(len(CLASSES)), VOID}
 
 
-def test_instances_are_the_things_and_have_one_class_each() -> None:
+def test_instances_cover_people_and_vehicles_and_have_one_class_each() -> None:
     for scene in small_scenes()[:60]:
         np.testing.assert_array_equal(scene.instances > 0, np.isin(scene.labels, THINGS))
         owned = scene.instances > 0
@@ -105,7 +106,7 @@ def test_riders_come_with_their_vehicles() -> None:
     assert np.mean(ridden) > 0.6
 
 
-def test_every_class_is_common_enough() -> None:
+def test_every_class_appears_in_five_percent_of_the_scenes() -> None:
     seen = np.zeros(256)
     for scene in small_scenes():
         seen[np.unique(scene.labels)] += 1
@@ -114,7 +115,7 @@ def test_every_class_is_common_enough() -> None:
     assert 0.05 < seen[VOID] / len(small_scenes()) < 0.6
 
 
-def test_frequencies_are_like_a_street() -> None:
+def test_class_frequencies_are_plausible() -> None:
     pixels = sum(np.bincount(scene.labels.reshape(-1), minlength=256) for scene in small_scenes())
     share = pixels / np.sum(pixels)
     assert 0.25 < share[CLASSES.index("road")] < 0.45
@@ -130,7 +131,7 @@ def bins_and_labels(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
     return bins[known], scene.labels[known].astype(np.int64)
 
 
-def test_color_alone_does_not_give_the_class() -> None:
+def test_single_pixel_classifier_fails() -> None:
     scenes = small_scenes()[:90]
     counts = np.zeros((16**3, len(CLASSES)), dtype=np.int64)
     for scene in scenes[:60]:
@@ -144,7 +145,7 @@ def test_color_alone_does_not_give_the_class() -> None:
     assert wrong / total > 0.35
 
 
-def test_speed_is_no_disaster() -> None:
+def test_rendering_takes_less_than_a_fifth_of_a_second() -> None:
     render(8, 0)
     start = time.perf_counter()
     for index in range(10):
@@ -152,7 +153,7 @@ def test_speed_is_no_disaster() -> None:
     assert (time.perf_counter() - start) / 10 < 0.2
 
 
-def test_errors_name_the_numbers() -> None:
+def test_errors_contain_the_invalid_values() -> None:
     with pytest.raises(ValueError, match="16x512"):
         render(0, 0, 16, 512)
     with pytest.raises(ValueError, match="256x31"):

@@ -1,23 +1,24 @@
-"""Streets as a data set: an endless street for training, another for validation."""
+"""The procedural street scenes as a dataset, with separate seeds for training and validation."""
 
 import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 
-from streets import CLASSES, PALETTE, render
+from streets import render
 
+from .cityscapes import CLASSES, PALETTE
 from .sample import Palette, Sample, Size
 
-VERSION = 1  # counts up whenever the golden digests of the tests change
+VERSION = 1  # increase it when the golden digests of tests/streets change
 COUNTS = {"train": 1000, "val": 200}
 SEEDS = {"train": 1, "val": 2}
-_FIRST_INSTANCE = 1000  # segment ids: a class's id for stuff, from here on instances
+_FIRST_INSTANCE = 1000  # segment ids below are class ids, segment ids above are instances
 
 
 @dataclass(frozen=True)
 class Streets:
-    """The first `count` scenes of a seed."""
+    """The first `count` scenes of a seed, in the 19 classes of Cityscapes."""
 
     split: str
     count: int
@@ -38,7 +39,7 @@ class Streets:
         return self.count
 
     def fingerprint(self) -> str:
-        """Of the seed, the drawing's version, and two scenes in case that was forgotten."""
+        """Hash the seed, VERSION and two scenes (in case VERSION was not increased)."""
         digest = hashlib.sha256(f"{VERSION} {self.seed}".encode())
         for index in range(2):
             for part in self.read(index, (64, 128)):
@@ -46,14 +47,19 @@ class Streets:
         return digest.hexdigest()[:16]
 
     def read(self, index: int, size: Size) -> Sample:
+        """Render scene `index`."""
         scene = render(self.seed, index, *size)
-        instances = scene.instances.astype(np.uint16)
-        segments = np.where(instances > 0, instances + _FIRST_INSTANCE, scene.labels)
+        segments = np.where(scene.instances > 0, scene.instances + _FIRST_INSTANCE, scene.labels)
         return Sample(scene.image, scene.labels, segments.astype(np.uint16))
 
 
 def open_streets(split: str, count: int | None = None) -> Streets:
-    """The training or validation street."""
+    """Open the training or validation scenes.
+
+    Args:
+        split: "train" or "val".
+        count: Number of scenes. Default: 1000 for training, 200 for validation.
+    """
     if split not in SEEDS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SEEDS)}")
     return Streets(split, COUNTS[split] if count is None else count, SEEDS[split])

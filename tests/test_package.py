@@ -1,0 +1,142 @@
+"""The wheel and the source distribution: their content, and an import with only torch installed."""
+
+import email
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+
+pytest.importorskip("hatchling", reason="hatchling builds the distributions")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build both distributions, without a network, and return their folder."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (path,) = dist.glob("*.whl")
+    return path
+
+
+def test_wheel_holds_both_packages_whole(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    kinds = (".py", ".html", ".typed")
+    expected = {
+        str(path.relative_to(SOURCE))
+        for top in ("deepcontrol", "streets")
+        for path in (SOURCE / top).rglob("*")
+        if path.suffix in kinds or path.name == "py.typed"
+    }
+    assert any(name.endswith(".html") for name in expected), "no page templates in src/"
+    assert expected <= names, expected - names
+    others = {name for name in names - expected if ".dist-info/" not in name}
+    assert not others, others
+
+
+def test_wheel_metadata(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+    metadata = email.message_from_string(archive.read(f"{folder}/METADATA").decode())
+    assert {f"{folder}/licenses/{name}" for name in ("LICENSE", "NOTICE")} <= set(
+        archive.namelist()
+    )
+    assert metadata["Author"] == "deepcontrol contributors"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "workbench" in (metadata.get_all("Provides-Extra") or [])
+    plain = [r for r in metadata.get_all("Requires-Dist") or [] if "extra ==" not in r]
+    assert [re.split(r"\W", requirement)[0] for requirement in plain] == ["torch"]
+    assert "deepcontrol.workbench.cli:main" in archive.read(f"{folder}/entry_points.txt").decode()
+
+
+def test_source_distribution_is_complete(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    expected = {
+        "README.md",
+        "LICENSE",
+        "NOTICE",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "Makefile",
+        "pyproject.toml",
+        "requirements.lock",
+        "docs/overview.png",
+        "benchmarks/results/bench-cuda.csv",
+        "results/camvid/study.json",
+        "src/deepcontrol/__init__.py",
+        "src/streets/__init__.py",
+        "tests/test_package.py",
+    }
+    assert expected <= names, expected - names
+    assert not any("/samples/" in name for name in names), "pictures of CamVid images"
+
+
+def test_installed_wheel_works_with_only_torch(wheel: Path, tmp_path: Path) -> None:
+    """Install into a folder that holds torch and its dependencies, and train one step there."""
+    for name in _torch_and_dependencies():
+        for file in importlib.metadata.files(name) or []:
+            top = file.parts[0]
+            source = Path(str(importlib.metadata.distribution(name).locate_file(top)))
+            if top not in ("..", "__pycache__") and not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(source)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    install += ["--disable-pip-version-check", "--target", str(tmp_path), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    script = """
+import sys, warnings
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+sys.path.insert(0, sys.argv[1])
+import torch
+import deepcontrol
+import deepcontrol.step
+assert deepcontrol.__file__.startswith(sys.argv[1]), deepcontrol.__file__
+extra = {m.split(".")[0] for m in sys.modules} & {"numpy", "rich", "PIL", "tyro"}
+assert not extra, extra
+model = torch.nn.Sequential(deepcontrol.AGCConv2d(3, 4, 3), deepcontrol.AGC2d(4))
+model(torch.randn(1, 3, 8, 8)).square().sum().backward()
+assert model[0].gain.grad is not None
+print("trained")
+"""
+    result = subprocess.run(
+        [sys.executable, "-S", "-E", "-s", "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        cwd=tmp_path,
+    )
+    assert result.stdout == "trained\n", result.stderr
+
+
+def _torch_and_dependencies() -> set[str]:
+    """Return the installed distributions that `pip install torch` would bring."""
+    found, todo = set(), ["torch"]
+    while todo:
+        name = todo.pop()
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue  # for another platform or Python version
+        found.add(name)
+        for requirement in requires:
+            needed = re.split(r"[ ;<>=!~\[(]", requirement, maxsplit=1)[0]
+            if "extra ==" not in requirement and needed not in found:
+                todo.append(needed)
+    return found
