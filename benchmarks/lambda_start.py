@@ -163,7 +163,7 @@ def say(rows: list[Row]) -> None:
             for row in layers
         )
         end = Curve((), (), tuple(lambdas), None)
-        found = [f"{measure.words} {measure.of(end):.2f}" for measure in measures]
+        found = [f"{measure.name} {measure.of(end):.2f}" for measure in measures]
         print(what + ", ".join([*found, f"error {layers[0]['val_error']}"]))
 
 
