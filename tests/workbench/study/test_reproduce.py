@@ -220,9 +220,9 @@ def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> No
     order = [(job.seed >= 3, job.arm not in drawn, job.seed) for job in jobs]
     assert order == sorted(order)
     further = [job for job in jobs if job.seed >= 3]
-    assert {job.arm for job in further} == {*FIGURE_1[0].lines, *FIGURE_1[1].arms}
+    assert {job.arm for job in further} == {*FIGURE_1[0].arms, *FIGURE_1[1].arms}
     assert {job.seed for job in further} == {3, 4}
-    assert {job.arm for job in jobs[:6]} == {*FIGURE_1[0].lines, *FIGURE_1[1].arms}
+    assert {job.arm for job in jobs[:6]} == {*FIGURE_1[0].arms, *FIGURE_1[1].arms}
     assert (len(drawn), len({job.arm for job in jobs})) == (12, 34)
 
 

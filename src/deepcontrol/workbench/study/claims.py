@@ -1,20 +1,21 @@
 """The claims as data: the paper's statements and ours, with the checks that decide them.
 
-When the rules were fixed. All rules were written before the first run of this code on real images.
-Known at that time: small runs on synthetic scenes, the benchmark, and one run per setting of a
-prototype on CamVid, in which AGC was better at learning rate 0.32 than at 0.16 and diverged at
-0.64. After the first 3 runs on CamVid a review made the rules stricter: a lambda that never moves,
-one diverged run or a difference without a margin decide nothing. After 19 runs a second review
-added Welch's intervals, three runs before divergence decides, and "above half depth" in
-lambda-deepest; five seeds were planned for fig1a and fig1b. dev/LOG.md lists each change. The first
-28 runs were evaluated on whole images although trained on crops, to AGC's disadvantage. All of them
-were repeated under the same rules.
+When the rules were fixed: before the first run of this code on real images. Known at that time
+were small runs on synthetic scenes, the benchmark, and one run per setting of a prototype on
+CamVid, in which AGC was better at learning rate 0.32 than at 0.16 and diverged at 0.64. After the
+first 3 runs on CamVid (AGC at batches 1, 4 and 8, one seed) a review made the rules stricter: a
+lambda that never moves, one diverged run or a difference without a margin decide nothing. After 19
+runs a second review added Welch's intervals, three runs before divergence decides, and "above half
+depth" in lambda-deepest; five seeds were planned for fig1a and fig1b. dev/LOG.md lists each change.
+The first 28 runs were evaluated on whole images although trained on crops, to AGC's disadvantage.
+All of them were repeated under the same rules.
 
-Claims added later, with some results known: fig1h-highest, lambda-depth, speed-alone and
-memory-alone after 3 runs; identity-rates after 20 epochs of a trial; clipped-rates and
+Claims added later, when their outcome could be guessed: fig1h-highest, lambda-depth, speed-alone
+and memory-alone after 3 runs; identity-rates after 20 epochs of a trial; clipped-rates and
 clipped-elsewhere after benchmarks/highest_rate.py, when two runs at learning rate 0.64 had
-diverged; identity-clipped after 68 runs; identity-clipped-single after 86 runs. The claim groupnorm
-was added after 100 runs, before any run with GroupNorm.
+diverged; identity-clipped after 68 runs, when all other results with identity initialization were
+known; identity-clipped-single after 86 runs, when the result of identity-clipped was known. The
+claim groupnorm was added after 100 runs, before any run with GroupNorm in this study.
 
 "The same" means within one point of error: half of the difference that the paper calls worse
 (BatchNorm at batch 1, about 2 points), and five times the differences that it calls almost
