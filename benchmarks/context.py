@@ -1,10 +1,10 @@
-"""Does color alone give the class on `streets`? A network of single pixels against SegNet.
-
-Both are trained alike (SGD, momentum 0.9, rate 0.02 x batch, class weights of mean 1) and judged on
-the same unseen scenes. The pixel network is 1x1 convolutions without normalization: any mean over
-a map would let it see more than its pixel.
+"""Check that color alone does not give the class on `streets`: single pixels against SegNet.
 
     python benchmarks/context.py [--epochs 36] [--train 1000] [--val 200] [--size 256x512]
+
+Both networks are trained alike (SGD, momentum 0.9, learning rate 0.02 x batch, class weights of
+mean 1) and evaluated on the same validation scenes. The pixel network consists of 1x1 convolutions
+without normalization: the mean of a feature map would give it context.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from deepcontrol import he_init_
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
 from deepcontrol.workbench.metrics import ConfusionMatrix
@@ -25,6 +25,7 @@ from deepcontrol.workbench.sizes import parse_size
 
 
 def pixel_network(classes: int) -> nn.Module:
+    """Build a network that labels each pixel from its color alone."""
     pairs = itertools.pairwise([3, 128, 128, 128])
     hidden = [layer for a, b in pairs for layer in (nn.Conv2d(a, b, 1), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Conv2d(128, classes, 1))
@@ -67,11 +68,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=36)
     parser.add_argument("--train", type=int, default=1000, help="training scenes")
     parser.add_argument("--val", type=int, default=200, help="validation scenes")
-    parser.add_argument("--size", type=parse_size, default=(256, 512), help="HxW")
-    parser.add_argument("--width", type=float, default=1.0, help="SegNet's width")
+    parser.add_argument("--size", type=parse_size, default=(256, 512), help="image size, HxW")
+    parser.add_argument("--width", type=float, default=1.0, help="width of SegNet")
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--cache", type=Path, help="folder for the prepared scenes")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/context.csv"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/context.csv"), help="CSV file"
+    )
     args = parser.parse_args()
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -111,7 +114,7 @@ def main() -> None:
                 "seed": 0,
             }
         )
-    write(args.out, rows, device)
+    write_results(args.out, rows, device)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Networks that learned from crops look at whole images: does it matter that AGC's means differ?
+"""Evaluate networks that were trained on crops, on whole images and in windows.
 
     python benchmarks/crops.py RUN... --data-root CAMVID --out benchmarks/results/crops.csv
 
-Evaluates the last checkpoint of each run twice: on whole images, and as `deepcontrol eval` does, in
-windows of the size that it was trained on, of which each gives the labels of the pixels nearest to
-its middle. BatchNorm has the same statistics either way, and loses what lies outside of a
-window; AGC loses that too, and gets means as in training. What AGC gains on BatchNorm by windows is
-what the change of its means costs. The images that it was trained on, in the same way, tell how
-much of an error is one of generalization. In fp32, whatever training computed in; rows are added
-to --out.
+Evaluates the last checkpoint of each run twice: on whole images, and in windows of the training
+size as `deepcontrol eval` does, where each window labels the pixels nearest to its center. In
+windows, every network loses the context outside of the window, but AGC's means are as in training.
+BatchNorm's statistics are the same either way, so the difference between AGC's and BatchNorm's gain
+from windows is the cost of the changed means. The training images, evaluated in the same way, show
+how much of an error is due to generalization. Evaluates in fp32, whatever the precision in training
+was. Rows are appended to the CSV.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Batches, open_source, prepare
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.predict.network import load_network
@@ -26,10 +26,12 @@ from deepcontrol.workbench.train.evaluate import evaluating, predict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", type=Path, nargs="+")
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("out/crops.csv"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="+", help="run folders")
+    parser.add_argument("--data-root", type=Path, help="folder of the data set, if it moved")
+    parser.add_argument("--out", type=Path, default=Path("out/crops.csv"), help="CSV file")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     flags = parser.parse_args()
     rows = [
@@ -37,17 +39,18 @@ def main() -> None:
         for run in flags.runs
         for split in ("val", "train")
     ]
-    write(flags.out, rows, flags.device, add=True)
+    write_results(flags.out, rows, flags.device, append=True)
 
 
 def measure(
     run: Path, split: str, data_root: Path | None, device: torch.device
 ) -> dict[str, object]:
+    """Evaluate a run on one split; returns a row of the CSV."""
     config, _ = load_config(run)
     limit = {"train": config.train_limit, "val": config.val_limit}[split]
     source = open_source(config.data, split, data_root or config.data_root, limit)
     model = load_network(run, "last", device).model
-    batches = Batches(prepare(source, config.size), config.evaluated_at_once, device=device)
+    batches = Batches(prepare(source, config.size), config.val_batch_size, device=device)
     whole, by_windows = (ConfusionMatrix(len(source.classes), device) for _ in range(2))
     with evaluating(model, device, None):
         for batch in batches.epoch():

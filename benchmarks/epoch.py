@@ -1,12 +1,13 @@
-"""Does a run train as fast as its bare step? Whole epochs of `deepcontrol train` beside it.
-
-An epoch is what the loop does: batches made and augmented, the guard, the sums, the progress on a
-terminal, signals looked at, and the checkpoint of the epoch before written meanwhile. The bare step
-is the same step on one batch that is there already. They take turns, so that the machine's noise
-hits both. On a busy machine their ratio says little; then `rest_to_bare`, an epoch with its steps
-left out against the steps alone, says more. The evaluation is timed apart: it is other work.
+"""Compare the throughput of `deepcontrol train` with that of its bare training step.
 
     python benchmarks/epoch.py [--device cuda] [--width 1.0] [--size 256x512] [--batches 1 4]
+
+An epoch includes everything the training loop does: loading and augmenting batches, checking the
+loss, accumulating metrics, terminal output, signal handling, and writing the previous epoch's
+checkpoint in the background. The bare step is the same step on one fixed batch. The two are
+interleaved, so that the machine's noise affects both. On a busy machine their ratio is unreliable;
+`rest_to_bare`, the time of an epoch without its steps relative to the steps alone, is more robust.
+Evaluation is timed separately.
 """
 
 import argparse
@@ -21,23 +22,22 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.sizes import parse_size
 from deepcontrol.workbench.train.config import Train
-from deepcontrol.workbench.train.devices import choose_device, set_up
-from deepcontrol.workbench.train.distributed import Group
+from deepcontrol.workbench.train.distributed import Group, choose_device, configure_torch
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.interrupts import Interrupts
-from deepcontrol.workbench.train.loop import save, train_rest_of_epoch
-from deepcontrol.workbench.train.progress import Show
-from deepcontrol.workbench.train.run import Run, open_run
+from deepcontrol.workbench.train.loop import save, train_epoch
+from deepcontrol.workbench.train.progress import Display
+from deepcontrol.workbench.train.run import TrainingRun, open_run
 
-VALIDATED = 64  # images: enough to time the evaluation
-RATE = 1e-4  # many epochs over few images: the network should stay sane
+MAX_VALIDATION_IMAGES = 64  # enough to time the evaluation
+LR = 1e-4  # low, because many epochs over few images must not diverge
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """Of the call and all that it has left the device to do."""
+    """Time a call, including the work it has queued on the device."""
     synchronize()
     start = time.perf_counter()
     act()
@@ -50,22 +50,23 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def bare_steps(run: Run) -> None:
-    """As many steps as an epoch has, on one full batch."""
+def bare_steps(run: TrainingRun) -> None:
+    """Run as many steps as an epoch has, on one full batch."""
     batch = next(iter(run.train.epoch(1)))
     targets = run.targets(batch, 0)
     for _ in range(len(run.train)):
         run.step(batch.images, *targets)
 
 
-def one_epoch(run: Run) -> None:
-    save(run)  # of the epoch before: it is written while this one goes on
-    train_rest_of_epoch(run)
-    run.enter_next_epoch(error=1.0)
+def one_epoch(run: TrainingRun) -> None:
+    """Train one epoch of the loop, with the checkpoint of the previous one."""
+    save(run)  # written in the background
+    train_epoch(run)
+    run.advance_epoch(error=1.0)
 
 
-def epoch_without_steps(run: Run) -> None:
-    """All that the loop does beside the steps: where nothing overlaps, what they wait for."""
+def epoch_without_steps(run: TrainingRun) -> None:
+    """Run everything the loop does except the steps."""
     step, loss = run.step, torch.ones((), device=run.group.device)
     run.step = lambda *batch: loss  # type: ignore[assignment]
     try:
@@ -74,26 +75,27 @@ def epoch_without_steps(run: Run) -> None:
         run.step = step
 
 
-def measure(run: Run, turns: int) -> dict[str, Any]:
-    run.enter_next_epoch(error=1.0)  # epoch 0
-    one_epoch(run)  # past autotuning and capture
+def measure(run: TrainingRun, turns: int) -> dict[str, Any]:
+    """Time epochs, bare steps and evaluation; returns columns of the CSV."""
+    run.advance_epoch(error=1.0)  # epoch 0
+    one_epoch(run)  # warm-up: autotuning and graph capture
     bare_steps(run)
     bare, epoch = [], []
     for turn in range(turns):
-        # Now one first, now the other: what else the machine does may be on the rise.
+        # The order alternates, because the load of the machine may drift.
         for kind in ("bare", "epoch") if turn % 2 else ("epoch", "bare"):
-            run.saver.wait()
+            run.writer.wait()
             if kind == "bare":
                 bare.append(seconds(lambda: bare_steps(run)))
             else:
                 epoch.append(seconds(lambda: one_epoch(run)))
-    run.saver.wait()
+    run.writer.wait()
     ratios = [a / b for a, b in zip(bare, epoch, strict=True)]
     rest = []
     for _ in range(turns):
         rest.append(seconds(lambda: epoch_without_steps(run)))
-        run.saver.wait()
-    # The first one chooses algorithms for shapes that training has not seen.
+        run.writer.wait()
+    # The first evaluation autotunes for its shapes and is dropped.
     _, evaluation = (
         seconds(lambda: evaluate(run.model, run.val, run.step.autocast)) for _ in range(2)
     )
@@ -115,23 +117,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--width", type=float, default=0.25, help="SegNet's width")
-    parser.add_argument("--size", type=parse_size, default=(128, 256), help="HxW")
+    parser.add_argument("--width", type=float, default=0.25, help="width of SegNet")
+    parser.add_argument("--size", type=parse_size, default=(128, 256), help="image size, HxW")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4], help="batch sizes")
-    parser.add_argument("--images", type=int, default=16, help="in an epoch")
-    parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--norm", default="agc")
-    parser.add_argument("--out", type=Path, help="the CSV")
+    parser.add_argument("--images", type=int, default=16, help="images per epoch")
+    parser.add_argument("--turns", type=int, default=9, help="repetitions")
+    parser.add_argument("--norm", default="agc", help="normalization of SegNet")
+    parser.add_argument("--out", type=Path, help="CSV file")
     args = parser.parse_args()
     if any(args.images % batch for batch in args.batches):
-        parser.error("--images must be a multiple of each batch size, as bare steps are all whole")
+        parser.error(
+            "--images must be a multiple of each batch size, because bare steps take full batches"
+        )
     device = choose_device(args.device)
-    rows = [measured(args, batch, device) for batch in args.batches]
-    write(args.out or Path(f"benchmarks/results/epoch-{device.type}.csv"), rows, device.type)
+    rows = [measure_batch_size(args, batch, device) for batch in args.batches]
+    write_results(
+        args.out or Path(f"benchmarks/results/epoch-{device.type}.csv"), rows, device.type
+    )
 
 
-def measured(args: argparse.Namespace, batch: int, device: torch.device) -> dict[str, Any]:
-    """A row of the CSV."""
+def measure_batch_size(
+    args: argparse.Namespace, batch: int, device: torch.device
+) -> dict[str, Any]:
+    """Measure one batch size; returns a row of the CSV."""
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         config = Train(
             out=Path(folder) / "run",
@@ -139,16 +147,16 @@ def measured(args: argparse.Namespace, batch: int, device: torch.device) -> dict
             size=args.size,
             width=args.width,
             batch_size=batch,
-            lr=RATE,
+            lr=LR,
             train_limit=args.images,
-            val_limit=min(args.images, VALIDATED),
+            val_limit=min(args.images, MAX_VALIDATION_IMAGES),
             epochs=10_000,
             device=args.device,
         )
-        set_up(config)
+        configure_torch(config)
         config.out.mkdir()
-        screen = Console(file=nowhere, force_terminal=True)  # with all that a terminal costs
-        show = Show(screen)
+        screen = Console(file=nowhere, force_terminal=True)  # includes the cost of a terminal
+        show = Display(screen)
         with show, open_run(config, Group(device), show, Interrupts()) as run:
             found = measure(run, args.turns)
     size = f"{args.size[0]}x{args.size[1]}"

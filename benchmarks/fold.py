@@ -1,13 +1,13 @@
-"""Inference of SegNet on a CPU: AGC (automatic gain control) folded beside BatchNorm folded.
-
-Both networks run at batch 1 in fp32, in eval mode. BatchNorm is folded by torch's own
-fuse_conv_bn_eval, so its network is convolutions with constant biases and ReLUs; AGC by
-deepcontrol.fold, so its biases are computed. All contenders take turns in one run, so that whatever
-else the machine does hits all of them; the ratio is taken within each turn, whose order alternates.
-With one thread, the default, the time is what that thread ran for: waiting for a core is not in it.
-With more it is the clock on the wall, which needs a machine that does nothing else.
+"""Time inference of SegNet on a CPU: folded AGC (automatic gain control) against folded BatchNorm.
 
     python benchmarks/fold.py [--rounds 30] [--threads 1] [--out benchmarks/results/fold-cpu.csv]
+
+Both networks run at batch 1 in fp32 and in eval mode. torch's fuse_conv_bn_eval folds BatchNorm to
+convolutions with constant biases; deepcontrol.fold folds AGC to convolutions with computed biases.
+The contenders are interleaved in one run, in alternating order, and the ratio is taken within each
+round, so that the machine's noise affects all of them. With one thread, the default, times are CPU
+times, which exclude waiting for a core. With more threads they are wall-clock times, which need an
+idle machine.
 """
 
 import argparse
@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from deepcontrol import calibrate, fold
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.hardware import hardware
 from deepcontrol.workbench.models import SegNet
 
 PEER = "BatchNorm, folded"
 
 
-def batchnorm_folded(model: nn.Module) -> nn.Module:
-    """Each convolution and the BatchNorm behind it as one convolution."""
+def fold_batchnorm_(model: nn.Module) -> nn.Module:
+    """Fold each BatchNorm into the convolution before it, in place."""
     for row in model.modules():
         if isinstance(row, nn.Sequential) and len(row) > 1 and isinstance(row[1], nn.BatchNorm2d):
             convolution = row[0]
@@ -38,16 +38,19 @@ def batchnorm_folded(model: nn.Module) -> nn.Module:
 
 
 def contenders(width: float, x: Tensor) -> dict[str, nn.Module]:
+    """Build the networks, and check that folding keeps AGC's outputs."""
     agc = SegNet(19, width=width, norm="agc").eval()
     batchnorm = SegNet(19, width=width, norm="bn").eval()
     folded = fold(agc)
-    # Not all of it: where two values of a pooling's window are equal up to rounding, either may be
-    # the maximum, and the unpooling then puts a value a pixel further (1 window in a million).
+    # Not all outputs: where two values of a pooling window are equal up to rounding, either may be
+    # the maximum, and unpooling then moves a value by a pixel (1 window in a million).
     same = torch.isclose(folded(x), agc(x), rtol=1e-4, atol=1e-5).double().mean()
     if same < 0.9:
-        raise RuntimeError(f"folding changed the outputs: {same:.1%} of them are the same")
+        raise RuntimeError(
+            f"folding changed the outputs: only {same:.1%} agree, expected at least 90%"
+        )
     return {
-        PEER: batchnorm_folded(batchnorm),
+        PEER: fold_batchnorm_(batchnorm),
         "AGC, folded": folded,
         "AGC, fixed means": calibrate(agc, [x]),
         "AGC, not folded": agc,
@@ -65,11 +68,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=30, help="turns of each contender, from 2")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--width", type=float, default=1.0, help="scales SegNet's inner widths")
+    parser.add_argument(
+        "--rounds", type=int, default=30, help="timed calls per contender, at least 2"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--width", type=float, default=1.0, help="width of SegNet")
     parser.add_argument("--size", type=int, nargs=2, default=(256, 512), metavar=("H", "W"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/fold-cpu.csv"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/fold-cpu.csv"), help="CSV file"
+    )
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error(f"--rounds must be at least 2 for a spread, got {args.rounds}")
@@ -82,10 +89,10 @@ def main() -> None:
     times: dict[str, list[float]] = {}
     with torch.no_grad():
         models = contenders(args.width, x)
-        for turn in range(args.rounds + 2):
-            for name in sorted(models, reverse=turn % 2 == 1):
+        for repetition in range(args.rounds + 2):
+            for name in sorted(models, reverse=repetition % 2 == 1):
                 elapsed = milliseconds(models[name], x)
-                if turn >= 2:  # the first turns warm up
+                if repetition >= 2:  # the first ones warm up
                     times.setdefault(name, []).append(elapsed)
 
     rows: list[dict[str, object]] = []
@@ -112,7 +119,7 @@ def main() -> None:
             f"{name:20s} {p50:9.1f} ms ({p20:.1f} to {p80:.1f})"
             f"   {middle:.3f}x ({low:.3f} to {high:.3f}) {PEER}"
         )
-    write(args.out, rows, "cpu")
+    write_results(args.out, rows, "cpu")
 
 
 def _quantiles(values: list[float]) -> tuple[float, float, float]:

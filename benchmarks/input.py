@@ -1,10 +1,10 @@
-"""Does a training step wait for its input? And how fast are scenes made and batches served?
-
-For SegNet with AGC at batch 4: steps fed by `Batches` against steps on a batch that is already
-there, in turns, so that the machine's noise hits both; the rate of `Batches` alone; and the rate of
-making `streets` with one process for each core.
+"""Measure whether a training step waits for its input.
 
     python benchmarks/input.py [--steps 40] [--width 1.0] [--size 256x512]
+
+Compares SegNet steps with AGC at batch 4 that are fed by `Batches` with steps on one fixed batch,
+interleaved so that the machine's noise affects both. Also measures the throughput of `Batches`
+alone, and of rendering `streets` with one process per core.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batch, Batches, open_source, prepare
 from deepcontrol.workbench.losses import pixel_cross_entropy
 from deepcontrol.workbench.models import SegNet
@@ -32,6 +32,8 @@ AUGMENTATIONS = {
 
 
 class Trainer:
+    """An eager training loop without the workbench's checks."""
+
     def __init__(self, width: float, device: str) -> None:
         self.device = device
         self.model = SegNet(19, width).to(device)
@@ -58,7 +60,7 @@ def endless(batches: Batches) -> Iterator[Batch]:
 
 
 def fed_against_ready(trainer: Trainer, batches: Batches, steps: int) -> tuple[float, float, float]:
-    """Milliseconds of a fed step and of a ready one, and the spread of their ratio."""
+    """Return the milliseconds of a fed step and of a step on a fixed batch, and their spread."""
     stream = endless(batches)
     ready = next(stream)
     for _ in range(3):
@@ -81,8 +83,8 @@ def fed_against_ready(trainer: Trainer, batches: Batches, steps: int) -> tuple[f
     )
 
 
-def served(batches: Batches) -> float:
-    """Images a second from Batches alone."""
+def images_per_second(batches: Batches) -> float:
+    """Measure the images per second of Batches alone."""
     list(batches.epoch(0))
     if batches.device.type == "cuda":
         torch.cuda.synchronize()
@@ -93,20 +95,20 @@ def served(batches: Batches) -> float:
     return count / (time.perf_counter() - start)
 
 
-def render_some(job: tuple[int, int, tuple[int, int]]) -> None:
+def render_scenes(job: tuple[int, int, tuple[int, int]]) -> None:
     first, count, size = job
     for index in range(first, first + count):
         render(1, index, *size)
 
 
-def made(size: tuple[int, int], count: int = 200) -> float:
-    """Scenes a second with one process for each core, each warmed up."""
+def scenes_per_second(size: tuple[int, int], count: int = 200) -> float:
+    """Measure the scenes per second of one warmed-up process per core."""
     cores = os.cpu_count() or 1
     share = count // cores
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
-        pool.map(render_some, [(0, 3, size)] * cores, chunksize=1)
+        pool.map(render_scenes, [(0, 3, size)] * cores, chunksize=1)
         start = time.perf_counter()
-        pool.map(render_some, [(i * share, share, size) for i in range(cores)], chunksize=1)
+        pool.map(render_scenes, [(i * share, share, size) for i in range(cores)], chunksize=1)
         return share * cores / (time.perf_counter() - start)
 
 
@@ -116,20 +118,22 @@ def main() -> None:
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--steps", type=int, default=40, help="training steps of each kind")
-    parser.add_argument("--width", type=float, default=1.0, help="SegNet's width")
-    parser.add_argument("--size", type=parse_size, default=(256, 512), help="HxW")
+    parser.add_argument("--width", type=float, default=1.0, help="width of SegNet")
+    parser.add_argument("--size", type=parse_size, default=(256, 512), help="image size, HxW")
     parser.add_argument("--scenes", type=int, default=64, help="prepared scenes")
-    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/input-{device}.csv"))
+    parser.add_argument(
+        "--out", type=Path, default=Path(f"benchmarks/results/input-{device}.csv"), help="CSV file"
+    )
     args = parser.parse_args()
 
     shape = {"width": args.width, "size": f"{args.size[0]}x{args.size[1]}"}
     rows: list[dict[str, object]] = []
-    rate = made(args.size)
-    print(f"streets made: {rate:.0f} images/s with {os.cpu_count()} processes")
-    rows.append({"what": "streets made, one process a core", "images_per_s": f"{rate:.1f}"})
+    rate = scenes_per_second(args.size)
+    print(f"streets rendered: {rate:.0f} images/s with {os.cpu_count()} processes")
+    rows.append({"what": "streets rendered, one process per core", "images_per_s": f"{rate:.1f}"})
     with tempfile.TemporaryDirectory() as folder:
         source = open_source("streets", "train", limit=args.scenes)
-        larger = (args.size[0] + 32, args.size[1] + 64)  # room for crops
+        larger = (args.size[0] + 32, args.size[1] + 64)  # room for random crops
         cache = prepare(source, larger, Path(folder))
         trainer = Trainer(args.width, device)
         kinds = [(name, augment, 0.4) for name, augment in AUGMENTATIONS.items()]
@@ -139,11 +143,11 @@ def main() -> None:
             batches = Batches(
                 cache, 4, size=args.size, augment=augment, device=device, device_share=share
             )
-            rate = served(batches)
+            rate = images_per_second(batches)
             fed, ready, spread = fed_against_ready(trainer, batches, args.steps)
             print(
                 f"{name}: {rate:.0f} images/s alone; "
-                f"a step {fed:.1f} ms fed, {ready:.1f} ms ready, "
+                f"step time {fed:.1f} ms fed, {ready:.1f} ms on a fixed batch, "
                 f"ratio {fed / ready:.3f} +- {spread:.3f}"
             )
             rows.append(
@@ -157,7 +161,7 @@ def main() -> None:
                     **shape,
                 }
             )
-    write(args.out, rows, device)
+    write_results(args.out, rows, device)
 
 
 if __name__ == "__main__":

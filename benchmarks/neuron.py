@@ -1,10 +1,10 @@
-"""One training step of one neuron with AGC (automatic gain control) beside its peers, to a CSV.
-
-A 3x3 convolution of 64 to 64 channels at 256x512 with its normalization and ReLU, forward and
-backward. All contenders take turns in one run, so that whatever else the machine does hits all of
-them. On a GPU: batch 8, bf16, channels_last; on a CPU: batch 1, fp32.
+"""Time one training step of one neuron: AGC (automatic gain control) against other norms.
 
     python benchmarks/neuron.py [--rounds 20] [--out benchmarks/results/neuron-cpu.csv]
+
+Forward and backward of a 3x3 convolution of 64 to 64 channels at 256x512 with its normalization and
+ReLU. The contenders are interleaved in one run, so that the machine's noise affects all of them. On
+a GPU: batch 8, bf16, channels_last. On a CPU: batch 1, fp32.
 """
 
 import argparse
@@ -18,29 +18,30 @@ from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
 from deepcontrol.nn import saved_bytes
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.hardware import hardware
 
 CHANNELS, HEIGHT, WIDTH = 64, 256, 512
 
 
-def convolution_then(*layers: nn.Module) -> nn.Module:
+def conv_norm_relu(*layers: nn.Module) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=not layers), *layers, nn.ReLU()
     )
 
 
 CONTENDERS: dict[str, Callable[[], nn.Module]] = {
-    "no normalization": convolution_then,
+    "no normalization": conv_norm_relu,
     "AGC neuron": lambda: AGCConv2d(CHANNELS, CHANNELS, 3, padding=1),
-    "AGC layer": lambda: convolution_then(AGC2d(CHANNELS)),
-    "BatchNorm": lambda: convolution_then(nn.BatchNorm2d(CHANNELS)),
-    "GroupNorm(32)": lambda: convolution_then(nn.GroupNorm(32, CHANNELS)),
-    "InstanceNorm": lambda: convolution_then(nn.InstanceNorm2d(CHANNELS, affine=True)),
+    "AGC layer": lambda: conv_norm_relu(AGC2d(CHANNELS)),
+    "BatchNorm": lambda: conv_norm_relu(nn.BatchNorm2d(CHANNELS)),
+    "GroupNorm(32)": lambda: conv_norm_relu(nn.GroupNorm(32, CHANNELS)),
+    "InstanceNorm": lambda: conv_norm_relu(nn.InstanceNorm2d(CHANNELS, affine=True)),
 }
 
 
 def step_milliseconds(model: nn.Module, x: Tensor, g: Tensor) -> float:
+    """Time forward and backward."""
     if x.is_cuda:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -59,8 +60,10 @@ def main() -> None:
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     out = Path(f"benchmarks/results/neuron-{device}.csv")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each contender, from 2")
-    parser.add_argument("--out", type=Path, default=out, help="the CSV to write")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="timed steps per contender, at least 2"
+    )
+    parser.add_argument("--out", type=Path, default=out, help="CSV file")
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error(f"--rounds must be at least 2 for a spread, got {args.rounds}")
@@ -79,10 +82,10 @@ def main() -> None:
         model.to(memory_format=layout)  # type: ignore[call-overload]
     saved = {name: saved_bytes(model, x) / 2**20 for name, model in models.items()}
     times: dict[str, list[float]] = {name: [] for name in models}
-    for turn in range(args.rounds + 3):
+    for repetition in range(args.rounds + 3):
         for name, model in models.items():
             elapsed = step_milliseconds(model, x, g)
-            if turn >= 3:  # the first turns warm up
+            if repetition >= 3:  # the first ones warm up
                 times[name].append(elapsed)
 
     rows: list[dict[str, object]] = []
@@ -106,7 +109,7 @@ def main() -> None:
             f"{name:18s} {p50:9.2f} ms ({p20:.2f} to {p80:.2f})  {p50 / peer:5.2f}x BatchNorm"
             f"  {saved[name]:8.1f} MiB saved for backward"
         )
-    write(args.out, rows, device)
+    write_results(args.out, rows, device)
 
 
 if __name__ == "__main__":

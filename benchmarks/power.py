@@ -1,17 +1,18 @@
-"""How often a study of a few seeds would say "reproduced", if the paper were right to the point.
-
-Figure 1b asks whether AGC ends alike, and comes there alike, at batches 1, 4 and 8. Here the three
-have the same true errors, and seeds differ by chance alone: by so many points at the end, and so
-many over all epochs. The claim's own rule judges made-up studies.
+"""Simulate the statistical power of claim fig1b for a given number of seeds.
 
     python benchmarks/power.py [--seeds 3 5] [--studies 2000]
+
+Figure 1b claims that AGC ends alike and learns alike at batch sizes 1, 4 and 8. Here the three have
+the same true errors, and seeds differ only by chance, with a given standard deviation of the final
+error and of the error over all epochs. The claim's own rule judges the simulated studies. The
+result is the share of studies with the verdict "reproduced".
 """
 
 import argparse
 import random
 from pathlib import Path
 
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.study.claims import CLAIMS, Claim, judge
 from deepcontrol.workbench.study.measures import Curve
 from deepcontrol.workbench.study.rules import Evidence
@@ -21,12 +22,12 @@ DEVIATIONS = [
     (0.2, 0.35),
     (0.3, 0.5),
     (0.3, 0.2),
-]  # points: at the end, over all epochs
+]  # percentage points: of the final error, of the error over all epochs
 ERROR, COURSE_ERROR, EPOCHS = 8.0, 14.0, 150
 
 
 def curve(rng: random.Random, end: float, course: float) -> Curve:
-    """Two levels, the last tenth and what comes before, that deviate as they should."""
+    """Draw a curve with two levels: the last tenth of the epochs, and all before."""
     late = EPOCHS // 10
     final = rng.gauss(ERROR, end)
     before = (EPOCHS * rng.gauss(COURSE_ERROR, course) - late * final) / (EPOCHS - late)
@@ -34,6 +35,7 @@ def curve(rng: random.Random, end: float, course: float) -> Curve:
 
 
 def share_reproduced(claim: Claim, seeds: int, end: float, course: float, studies: int) -> float:
+    """Return the share of simulated studies with the verdict "reproduced"."""
     rng = random.Random(0)
     reproduced = 0
     for _ in range(studies):
@@ -46,8 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5])
-    parser.add_argument("--studies", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5], help="seeds per study")
+    parser.add_argument("--studies", type=int, default=2000, help="simulated studies")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/power.csv"))
     args = parser.parse_args()
     (claim,) = (claim for claim in CLAIMS if claim.id == "fig1b")
@@ -55,7 +57,7 @@ def main() -> None:
     for seeds in args.seeds:
         for end, course in DEVIATIONS:
             share = share_reproduced(claim, seeds, end, course, args.studies)
-            print(f"{seeds} seeds that differ by {end} and {course} points: {share:.1%}")
+            print(f"{seeds} seeds, deviation {end} and {course} points: {share:.1%} reproduced")
             rows.append(
                 {
                     "claim": claim.id,
@@ -66,7 +68,7 @@ def main() -> None:
                     "studies": args.studies,
                 }
             )
-    write(args.out, rows, "cpu")
+    write_results(args.out, rows, "cpu")
 
 
 if __name__ == "__main__":

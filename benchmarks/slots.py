@@ -1,11 +1,11 @@
-"""Do several runs on one GPU train on more images a second than one? With NVIDIA's MPS and without.
-
-Each process trains SegNet on one batch that is there already. They begin together, once all have
-captured their steps. Start MPS (`nvidia-cuda-mps-control -d`) before, and say so with --mps: the
-script does not, since the daemon is the machine's.
+"""Measure the throughput of several training runs on one GPU, with and without NVIDIA's MPS.
 
     python benchmarks/slots.py                                        # 1 process, then 2
-    python benchmarks/slots.py --runs 1,1 1,1,1 1,8 --mps             # batch sizes, with commas
+    python benchmarks/slots.py --runs 1,1 1,1,1 1,8 --mps             # batch sizes of each process
+
+Each process trains SegNet on one fixed batch. They start together, after all of them have captured
+their steps. With --mps, start the MPS daemon first (`nvidia-cuda-mps-control -d`): it belongs to
+the machine, so the script does not start it. Rows are appended to the CSV.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.record import write
+from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.losses import pixel_cross_entropy
 from deepcontrol.workbench.models import SegNet
 
@@ -25,7 +25,7 @@ CLASSES = 11
 
 
 def train(batch: int, args: argparse.Namespace, ready: Any, results: Any) -> None:
-    """One run: how many images a second it trains on beside the others."""
+    """Train in one process and report its images per second."""
     gpu = args.device == "cuda"
     torch.backends.cudnn.benchmark = True
     layout = torch.channels_last if gpu else torch.contiguous_format
@@ -42,13 +42,13 @@ def train(batch: int, args: argparse.Namespace, ready: Any, results: Any) -> Non
     while time.monotonic() - start < args.seconds:
         for _ in range(20 if gpu else 1):
             loss = step(images, labels)
-        loss.item()  # until it is done
+        loss.item()  # waits for the device
         done += (20 if gpu else 1) * batch
     results.put(done / (time.monotonic() - start))
 
 
-def measured(batches: list[int], args: argparse.Namespace) -> dict[str, Any]:
-    """A row: processes with these batch sizes, side by side."""
+def measure(batches: list[int], args: argparse.Namespace) -> dict[str, Any]:
+    """Run processes with these batch sizes at the same time; returns a row of the CSV."""
     context = multiprocessing.get_context("spawn")
     ready, results = context.Barrier(len(batches)), context.Queue()
     processes = [context.Process(target=train, args=(b, args, ready, results)) for b in batches]
@@ -71,17 +71,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--runs", nargs="+", default=["1", "1,1"], help="batch sizes, by commas")
-    parser.add_argument("--mps", action="store_true", help="MPS is running")
+    parser.add_argument(
+        "--runs", nargs="+", default=["1", "1,1"], help="batch sizes of the processes of each run"
+    )
+    parser.add_argument("--mps", action="store_true", help="the MPS daemon is running")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--width", type=float, default=1.0, help="SegNet's width")
-    parser.add_argument("--size", type=int, nargs=2, default=[256, 512], help="H W")
-    parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--out", type=Path, help="the CSV, to which rows are added")
+    parser.add_argument("--width", type=float, default=1.0, help="width of SegNet")
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=[256, 512], metavar=("H", "W"), help="image size"
+    )
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each run")
+    parser.add_argument("--out", type=Path, help="CSV file")
     args = parser.parse_args()
-    rows = [measured([int(b) for b in run.split(",")], args) for run in args.runs]
+    rows = [measure([int(b) for b in run.split(",")], args) for run in args.runs]
     out = args.out or Path(f"benchmarks/results/slots-{args.device}.csv")
-    write(out, rows, args.device, add=True)
+    write_results(out, rows, args.device, append=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How a network starts, and how soon it learns: He's filters, identity, unit variance, BatchNorm.
+"""Compare initializations: He, identity, unit variance, and BatchNorm.
 
     python benchmarks/start.py --out benchmarks/results/start-cpu.csv
 
-For each start: the deviation of the logits and the size of the first layer's gradient before any
-step (SegNet on drawn street scenes), then the training loss and the validation error after each
-epoch at the paper's rate. Minutes on a CPU.
+For each one: the standard deviation of the logits and the gradient of the first layer before any
+step (SegNet on synthetic street scenes), then the training loss and the validation error after each
+epoch at the paper's learning rate. Takes minutes on a CPU.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d, he_init_, identity_init_
-from deepcontrol.nn.unit_init import scale_to_unit_
-from deepcontrol.workbench.bench.record import write_rows
+from deepcontrol.nn.init import scale_to_unit_
+from deepcontrol.workbench.bench.results import write_rows
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
 from deepcontrol.workbench.metrics import ConfusionMatrix
@@ -26,11 +26,12 @@ SIZE, WIDTH = (48, 96), 0.25
 STARTS = ("bn", "he", "identity", "he x 1.21", "unit, classifier as He's", "unit")
 
 
-def started(start: str, seed: int, images: Tensor) -> SegNet:
+def build(start: str, seed: int, images: Tensor) -> SegNet:
+    """Build SegNet with one of the initializations."""
     torch.manual_seed(seed)
     model = SegNet(19, WIDTH, "bn" if start == "bn" else "agc")
     (identity_init_ if start == "identity" else he_init_)(model)
-    if start == "he x 1.21":  # what a ReLU's mean takes from the variance, put back
+    if start == "he x 1.21":  # restores the variance that subtracting a ReLU's mean removes
         for neuron in model.modules():
             if isinstance(neuron, AGCConv2d):
                 nn.init.constant_(neuron.gain, 1 / math.sqrt(1 - 1 / math.pi))
@@ -42,11 +43,13 @@ def started(start: str, seed: int, images: Tensor) -> SegNet:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("out/start.csv"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("out/start.csv"), help="CSV file")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--batches", type=int, nargs="+", default=[4, 1])
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds")
+    parser.add_argument("--batches", type=int, nargs="+", default=[4, 1], help="batch sizes")
     flags = parser.parse_args()
     folder = Path("out/cache")
     caches = [
@@ -59,7 +62,7 @@ def main() -> None:
     for batch_size in flags.batches:
         for seed in range(flags.seeds):
             for start in STARTS:
-                model = started(start, seed, first.images)
+                model = build(start, seed, first.images)
                 logits = model(first.images)
                 pixel_cross_entropy(logits, first.labels, weights).backward()
                 filters = next(p for p in model.parameters() if p.dim() == 4)
@@ -95,7 +98,7 @@ def one_epoch(
     weights: Tensor,
     val: Cache,
 ) -> tuple[float, float]:
-    """The mean training loss, and the share of wrong pixels afterwards."""
+    """Train an epoch; returns the mean training loss and the pixel error afterwards."""
     losses = []
     model.train()
     for batch in batches.epoch(epoch):

@@ -1,4 +1,4 @@
-"""Shared by all tests: a fixed seed, and the device that a test runs on."""
+"""Fixtures of all tests: a fixed seed, and the device of a test."""
 
 import os
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 if not torch.cuda.is_available():
-    # Triton reads it when a kernel is defined: without a device, its interpreter runs them.
+    # Without a device, Triton's interpreter runs the kernels. Read when a kernel is defined.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # the workers share the cores; their threads would wait for each other
+    torch.set_num_threads(1)  # the workers share the cores
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A data set of noise, in CamVid's layout."""
+"""A small dataset of noise in the CamVid layout."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from PIL import Image
 
 
 def make_camvid(root: Path) -> Path:
-    """Two images to train on and two for validation, 32x64."""
+    """Write two training and two validation images of 32x64."""
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for folder, shape in ((split, (32, 64, 3)), (f"{split}annot", (32, 64))):

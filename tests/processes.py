@@ -1,4 +1,4 @@
-"""Two gloo processes for a test, which cannot outlive it."""
+"""Run a test body in two gloo processes that end with the test."""
 
 import os
 import socket
@@ -13,16 +13,16 @@ WORLD = 2
 
 
 def run_two(body: Callable[..., None], *args: object, seconds: float = 120) -> None:
-    """body(rank, *args) in each of two processes that form the default group; errors are raised."""
+    """Run body(rank, *args) in two processes of one process group; raises their errors."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     context = mp.spawn(_process, (port, body, args), nprocs=WORLD, join=False)
     try:
         deadline = time.monotonic() + seconds
-        while not context.join(timeout=1):  # returns whenever one process ends
+        while not context.join(timeout=1):  # returns when one process ends
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{body.__name__} still runs after {seconds} s")
+                raise TimeoutError(f"{body.__name__} did not finish within {seconds} s")
     finally:
         for process in context.processes:
             process.kill()
@@ -34,5 +34,5 @@ def _process(rank: int, port: int, body: Callable[..., None], args: tuple[object
     dist.init_process_group("gloo", rank=rank, world_size=WORLD)
     body(rank, *args)
     dist.barrier()
-    # Without a word of farewell: gloo's threads can wait for each other forever as Python winds up.
+    # Skip the interpreter's shutdown, in which gloo's threads can deadlock.
     os._exit(0)

@@ -14,7 +14,7 @@ import pytest
 
 import deepcontrol
 
-KERNELS = "deepcontrol.ops.kernels"
+KERNELS = "deepcontrol.ops.triton"
 PACKAGE = Path(deepcontrol.__file__).parent
 SOURCE = PACKAGE.parent
 STANDARD = sys.stdlib_module_names
@@ -95,6 +95,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.export",
         f"{W}.predict",
         f"{W}.report",
+        f"{W}.runfolder",
         f"{W}.sizes",
         f"{W}.study",
         f"{W}.train",

@@ -61,7 +61,7 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert "workbench" in (metadata.get_all("Provides-Extra") or [])
     plain = [r for r in metadata.get_all("Requires-Dist") or [] if "extra ==" not in r]
     assert [re.split(r"\W", requirement)[0] for requirement in plain] == ["torch"]
-    assert "deepcontrol.workbench.cli:main" in archive.read(f"{folder}/entry_points.txt").decode()
+    assert "deepcontrol.__main__:main" in archive.read(f"{folder}/entry_points.txt").decode()
 
 
 def test_source_distribution_is_complete(dist: Path) -> None:

@@ -1,4 +1,4 @@
-"""One step is the same step in every engine, and what cannot be captured runs eagerly."""
+"""TrainingStep: all engines compute the same, and uncapturable steps run eagerly."""
 
 import copy
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
-from deepcontrol import AGCConv2d
-from deepcontrol.step import MOST_GRAPHS, WARM_UP, Engine, TrainingStep, _host_state
+from deepcontrol import AGCConv2d, TrainingStep
+from deepcontrol.step import MAX_GRAPHS, WARMUP_STEPS, Engine, _host_state
 
 
 def network(device: str) -> nn.Module:
@@ -34,7 +34,7 @@ def batches(count: int, device: str, size: int = 12) -> list[tuple[Tensor, Tenso
     ]
 
 
-def by_hand(
+def plain_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]
 ) -> Tensor:
     optimizer.zero_grad()
@@ -49,35 +49,35 @@ def assert_same(a: nn.Module, b: nn.Module, tolerance: float) -> None:
         torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance, msg=name)
 
 
-def test_on_a_cpu_it_is_the_plain_loop() -> None:
+def test_cpu_steps_equal_a_plain_loop() -> None:
     model = network("cpu")
     peer = copy.deepcopy(model)
     step = TrainingStep(model, cross_entropy, sgd(model), "graph")
     optimizer = sgd(peer)
     for batch in batches(6, "cpu"):
-        assert torch.equal(step(*batch), by_hand(peer, optimizer, batch))
+        assert torch.equal(step(*batch), plain_step(peer, optimizer, batch))
         assert "CUDA" in str(step.why_eager)
     assert_same(model, peer, 0)
 
 
-def test_engines_have_names() -> None:
+def test_unknown_engine_raises() -> None:
     model = network("cpu")
     with pytest.raises(ValueError, match=r"'fast'.*compile\+graph"):
         TrainingStep(model, cross_entropy, sgd(model), "fast")  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_compiled_on_a_cpu() -> None:
+def test_compile_engine_on_cpu() -> None:
     model = network("cpu")
     peer = copy.deepcopy(model)
     step, optimizer = TrainingStep(model, cross_entropy, sgd(model), "compile"), sgd(peer)
     for batch in batches(2, "cpu"):
         step(*batch)
-        by_hand(peer, optimizer, batch)
+        plain_step(peer, optimizer, batch)
     assert_same(model, peer, 1e-4)
 
 
-def test_state_in_python_is_not_captured() -> None:
+def test_optimizer_state_on_the_host_is_not_captured() -> None:
     model = network("cpu")
     (batch,) = batches(1, "cpu")
     for optimizer, reason in (
@@ -85,23 +85,23 @@ def test_state_in_python_is_not_captured() -> None:
         (torch.optim.Adagrad(model.parameters()), "'step'"),
         (torch.optim.Adam(model.parameters(), capturable=False), "'step'"),
     ):
-        by_hand(model, optimizer, batch)
-        for state in optimizer.state.values():  # where SGD's buffers would be on a GPU
+        plain_step(model, optimizer, batch)
+        for state in optimizer.state.values():  # on a GPU they would not be on the host
             state.pop("momentum_buffer", None)
-        said = _host_state(optimizer)
-        assert said is None if reason is None else reason in str(said)
+        found = _host_state(optimizer)
+        assert found is None if reason is None else reason in str(found)
 
 
-def test_modes_below_the_root_count() -> None:
+def test_training_flags_of_submodules_are_compared() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout(0.5))
     step = TrainingStep(model, cross_entropy, sgd(model), "graph")
-    before = step._read_setting()
-    assert step._read_setting() == before
+    before = step._current_state()
+    assert step._current_state() == before
     model[1].eval()
-    assert step._read_setting() != before
+    assert step._current_state() != before
 
 
-def test_every_model_is_compiled_for_itself() -> None:
+def test_every_step_has_its_own_code_object() -> None:
     model = network("cpu")
     first, second = (TrainingStep(model, cross_entropy, sgd(model)) for _ in range(2))
     assert first._forward.__code__ is not second._forward.__code__
@@ -121,23 +121,23 @@ def test_engines_agree(engine: Engine) -> None:
     reasons = []
     for batch in batches(8, "cuda"):
         loss = step(*batch)
-        torch.testing.assert_close(loss, by_hand(peer, optimizer, batch), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(loss, plain_step(peer, optimizer, batch), rtol=1e-4, atol=1e-4)
         reasons.append(step.why_eager)
     assert_same(model, peer, 1e-3)
     for mine, theirs in zip(model.parameters(), peer.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-3)
     captured = [reason is None for reason in reasons]
-    assert captured == [engine.endswith("graph") and i >= WARM_UP for i in range(8)], reasons
+    assert captured == [engine.endswith("graph") and i >= WARMUP_STEPS for i in range(8)], reasons
 
 
 @pytest.mark.gpu
-def test_gradients_are_clipped_in_a_graph_too() -> None:
+def test_gradient_clipping_is_captured() -> None:
     model = network("cuda")
-    peer, most = copy.deepcopy(model), 0.01  # shorter than all of them
+    peer, max_norm = copy.deepcopy(model), 0.01  # below the norm of every step
 
     def clipped(of: nn.Module) -> Callable[[Tensor], Tensor]:
         def clip(loss: Tensor) -> Tensor:
-            clip_grad_norm_(of.parameters(), most)
+            clip_grad_norm_(of.parameters(), max_norm)
             return loss
 
         return clip
@@ -150,14 +150,14 @@ def test_gradients_are_clipped_in_a_graph_too() -> None:
         step(*batch)
         plain(*batch)
         lengths = [p.grad.norm() for p in model.parameters() if p.grad is not None]
-        assert torch.stack(lengths).norm().item() == pytest.approx(most, rel=1e-3)
+        assert torch.stack(lengths).norm().item() == pytest.approx(max_norm, rel=1e-3)
     assert step.why_eager is None
     assert_same(model, peer, 1e-4)
 
 
 @pytest.mark.gpu
-def test_what_changes_is_noticed() -> None:
-    """A learning rate, a loaded optimizer state, other shapes: never the old graph's answer."""
+def test_changes_lead_to_a_new_capture() -> None:
+    """A new learning rate, a loaded optimizer state, other shapes."""
     model = network("cuda")
     peer = copy.deepcopy(model)
     mine, theirs = sgd(model), sgd(peer)
@@ -172,22 +172,22 @@ def test_what_changes_is_noticed() -> None:
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         for batch in (a, a, b):
             loss = step(*batch)
-            torch.testing.assert_close(loss, by_hand(peer, theirs, batch), rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(loss, plain_step(peer, theirs, batch), rtol=1e-3, atol=1e-3)
     assert_same(model, peer, 1e-3)
 
 
 @pytest.mark.gpu
-def test_more_shapes_than_graphs() -> None:
+def test_number_of_graphs_is_limited() -> None:
     model = network("cuda")
     step = TrainingStep(model, cross_entropy, sgd(model), "graph")
-    for size in range(8, 8 + MOST_GRAPHS + 1):
-        for batch in batches(WARM_UP + 1, "cuda", size):
+    for size in range(8, 8 + MAX_GRAPHS + 1):
+        for batch in batches(WARMUP_STEPS + 1, "cuda", size):
             step(*batch)
-    assert f"{MOST_GRAPHS} other shapes" in str(step.why_eager)
+    assert f"{MAX_GRAPHS} other shapes" in str(step.why_eager)
 
 
 @pytest.mark.gpu
-def test_what_cannot_be_captured_runs() -> None:
+def test_uncapturable_steps_run_eagerly() -> None:
     model = network("cuda")
     step = TrainingStep(model, cross_entropy, torch.optim.Adam(model.parameters()), "graph")
     (batch,) = batches(1, "cuda")
@@ -195,24 +195,24 @@ def test_what_cannot_be_captured_runs() -> None:
         step(*batch)
     assert "capturable=True" in str(step.why_eager)
 
-    def looks_at_the_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    def reads_the_loss(logits: Tensor, labels: Tensor) -> Tensor:
         loss = cross_entropy(logits, labels)
         return loss * (2.0 if loss.item() > 100 else 1.0)
 
     peer = copy.deepcopy(model)
     stream = torch.cuda.current_stream()
-    step, optimizer = TrainingStep(model, looks_at_the_loss, sgd(model), "graph"), sgd(peer)
+    step, optimizer = TrainingStep(model, reads_the_loss, sgd(model), "graph"), sgd(peer)
     for i, other in enumerate(batches(6, "cuda")):
-        if i == WARM_UP:
+        if i == WARMUP_STEPS:
             with pytest.warns(UserWarning, match="eagerly: the capture failed"):
                 step(*other)
         else:
             step(*other)
-        by_hand(peer, optimizer, other)
+        plain_step(peer, optimizer, other)
     assert "the capture failed" in str(step.why_eager)
     assert_same(model, peer, 1e-3)
     assert torch.cuda.current_stream() == stream
-    nn.functional.dropout(torch.ones(8, device="cuda"))  # the generator is not left in a capture
+    nn.functional.dropout(torch.ones(8, device="cuda"))  # the generator has left the capture
     before = torch.cuda.memory_allocated()
     large = torch.empty(1 << 24, device="cuda")
     del large
@@ -220,7 +220,7 @@ def test_what_cannot_be_captured_runs() -> None:
 
 
 @pytest.mark.gpu
-def test_what_is_not_on_the_device_is_not_frozen() -> None:
+def test_targets_on_the_cpu_are_not_captured() -> None:
     model = network("cuda")
 
     def weighted(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:

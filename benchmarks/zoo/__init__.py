@@ -1,1 +1,1 @@
-"""AGC (automatic gain control) in models of other libraries: `python -m benchmarks.zoo`."""
+"""Convert models of other libraries to AGC (automatic gain control): `python -m benchmarks.zoo`."""

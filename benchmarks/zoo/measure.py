@@ -1,4 +1,4 @@
-"""What is measured of one model of another library: converted, trained a step, folded."""
+"""Measure one model of another library: convert it, train a step, fold it."""
 
 import copy
 import importlib.metadata
@@ -19,10 +19,10 @@ Row = dict[str, object]
 
 
 def measure(entry: Entry) -> Row:
-    """One row of the table; an error of the conversion, or of what it made, is raised."""
+    """Return the row of a model. Errors of the conversion and of the step are raised."""
     torch.manual_seed(0)
     model = entry.build().train()
-    images = pictures(4, entry.sample)
+    images = smooth_images(4, entry.sample)
     row: Row = {
         "library": entry.library,
         "version": importlib.metadata.version(entry.library),
@@ -30,7 +30,7 @@ def measure(entry: Entry) -> Row:
         "input": "x".join(map(str, entry.sample)),
         "bn_trains_at_1": _trains(model, images[:1]),
     }
-    # At batch 2, since at batch 1 BatchNorm refuses maps of one position.
+    # At batch 2, because BatchNorm refuses maps of one position at batch 1.
     before = saved_bytes(model, images[:2])
     agc, report = converted(model, images[:1])
     after = saved_bytes(agc, images[:2])
@@ -53,11 +53,11 @@ def measure(entry: Entry) -> Row:
     }
 
 
-def pictures(samples: int, sample: tuple[int, ...]) -> Tensor:
-    """Smooth random images, each its own, with a little noise: (samples, *sample).
+def smooth_images(samples: int, sample: tuple[int, ...]) -> Tensor:
+    """Draw smooth random images with a little noise, of shape (samples, *sample).
 
-    Of white noise alone, all samples would look the same to the deeper layers, and statistics over
-    them would have next to no variance.
+    White noise would look the same to the deeper layers in all samples, so the statistics over
+    them would have almost no variance.
     """
     channels, *size = sample
     blobs = torch.randn(samples, channels, *(4,) * len(size))
@@ -67,15 +67,15 @@ def pictures(samples: int, sample: tuple[int, ...]) -> Tensor:
 
 
 def converted(model: nn.Module, image: Tensor) -> tuple[nn.Module, Report]:
-    """A copy of the model as one starts to train it: He's filters, the paper's controls."""
+    """Convert a copy of the model with He initialization, ready for training."""
     with warnings.catch_warnings():
-        # Models whose pooling takes the mean of a norm's output; the report counts these.
+        # The report counts norms that are followed by global average pooling.
         warnings.filterwarnings("ignore", message=".*followed by global average pooling")
         return to_agc(he_init_(copy.deepcopy(model)), example=image, report=True)
 
 
 def step_is_finite(model: nn.Module, image: Tensor) -> bool:
-    """Whether forward and backward in training mode give finite numbers, and reach AGC's layers."""
+    """Check that a training step is finite and that gradients reach the AGC layers."""
     outputs = tensors(model(image))
     torch.autograd.backward(outputs, [torch.randn_like(y) for y in outputs])
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -84,10 +84,10 @@ def step_is_finite(model: nn.Module, image: Tensor) -> bool:
 
 
 def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[str, float]]:
-    """An AGC copy started from BatchNorm's statistics, in eval mode, and how exact that is.
+    """Convert a copy with BatchNorm's statistics, in eval mode, and measure the difference.
 
-    Untrained networks with BatchNorm amplify rounding, so it is said beside the difference how far
-    BatchNorm's own fp32 is from its fp64.
+    Untrained networks with BatchNorm amplify rounding, so the difference between BatchNorm's own
+    fp32 and fp64 is returned too.
     """
     model = copy.deepcopy(model)
     for norm in model.modules():
@@ -111,7 +111,7 @@ def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[st
 
 
 def folding(model: nn.Module, image: Tensor) -> dict[str, float]:
-    """How far fold(model) is from the model, and the model's fp32 from its fp64."""
+    """Measure the differences between fold(model) and the model, and between fp32 and fp64."""
     with torch.no_grad():
         expected = tensors(model(image))
         folded = tensors(fold(model)(image))
@@ -125,19 +125,19 @@ def folding(model: nn.Module, image: Tensor) -> dict[str, float]:
 
 
 def mean_scales(model: nn.Module) -> list[nn.Parameter]:
-    """Every lambda of a model."""
+    """Return the lambdas of a model."""
     return [p for name, p in model.named_parameters() if name.endswith("mean_scale")]
 
 
 def difference(found: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference, relative to the largest value of the output that it is in."""
+    """Return the largest difference, relative to the largest value of its output."""
     return max(
         ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, expected, strict=True)
     )
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """Every tensor of floating point in what a model returns."""
+    """Collect the floating-point tensors of a model's output."""
     if isinstance(output, Tensor):
         return [output] if output.is_floating_point() else []
     if isinstance(output, dict):

@@ -1,6 +1,6 @@
-"""Models of other libraries that have BatchNorm: small ones of many families, untrained.
+"""Models of other libraries with BatchNorm: small models of many families, untrained.
 
-Each import is inside its builder, so that a library is needed only by those who ask for its models.
+A library is imported when one of its models is built, so only the selected libraries are needed.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Entry:
-    """One model: where it is from, how it is made, and the input of one sample that it takes."""
+    """A model: its library, its name, a function that builds it, and the shape of one sample."""
 
     library: str
     name: str
@@ -46,7 +46,7 @@ def smp(decoder: str, sample: tuple[int, ...] = (3, 64, 64)) -> Entry:
 
 
 def monai(name: str, size: int = 32, **options: Any) -> Entry:
-    """A network for volumes of one channel."""
+    """A network for 3-D volumes with one channel."""
 
     def build() -> nn.Module:
         return getattr(import_module("monai.networks.nets"), name)(**options)
@@ -66,7 +66,7 @@ def transformers(
 
 @dataclass(frozen=True)
 class Plans:
-    """The part of nnU-Net's plans that says what network to build, with BatchNorm in it."""
+    """The part of nnU-Net's plans that defines the network, with BatchNorm."""
 
     network: str
     options: Mapping[str, Any] = field(default_factory=dict)

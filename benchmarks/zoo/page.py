@@ -1,4 +1,4 @@
-"""The table of the zoo as a page of the documentation."""
+"""Format the table of the zoo as a page of the documentation."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -8,34 +8,34 @@ Row = dict[str, str]
 _PAGE = """\
 # AGC in models of other libraries
 
-Written by `python -m benchmarks.zoo --report` from `benchmarks/results/zoo.csv`; `make zoo`
-measures it again. What one types for each library is in [plugins](plugins/index.md).
+`python -m benchmarks.zoo --report` writes this page from `benchmarks/results/zoo.csv`; `make zoo`
+repeats the measurement. For how to convert each library's models, see [plugins](plugins/index.md).
 
-{models} models, untrained, converted by `to_agc(model, example=image)`. Of {norms} BatchNorms,
-{fused} became one neuron with their convolution (fused), {replaced} a layer of their own
-(replaced: the table that `to_agc` returns says why), {skipped} stayed (skipped). Forward and
-backward at batch 1 are finite in {finite} of {models}; with BatchNorm, {refused} of them refuse
-batch 1, because they have maps of one position. The bytes kept for the backward fall to
+{models} untrained models were converted by `to_agc(model, example=image)`. Of {norms} BatchNorms,
+{fused} were fused with their convolution into one neuron, {replaced} were replaced by an AGC layer
+(the table that `to_agc` returns gives the reason), and {skipped} were skipped. Forward and backward
+at batch 1 are finite in {finite} of {models} models. With BatchNorm, {refused} of them refuse
+batch 1, because they have feature maps of one position. The bytes saved for backward fall to
 {middle:.2f} of BatchNorm's (median; {lowest:.2f} to {highest:.2f}).
 
-- **kept for backward**: what autograd keeps at batch 2, parameters apart
-  (`deepcontrol.nn.saved_bytes`), with BatchNorm and after the conversion. Where BatchNorm stands
-  before its convolution (resnetv2, DenseNet, SegResNet) there is nothing to fuse. LeViT's
-  BatchNorms stand behind linear layers and see one position a map: AGC is an affine map there,
-  whose mean is as large as its input and is kept too. Leave such layers out with `where`.
-- **fold**: the largest difference between `fold(model)` and the model in eval mode, in fp32,
-  divided by the largest value of that output. The model is `to_agc(init="bn")` of one with a
-  batch's statistics, with lambda drawn from N(0.8, 0.2) for each filter. **rounding** is how far
-  the unfolded model in fp32 is from itself in fp64, on the same scale. **fold, He** is the same
-  right after `to_agc(he_init_(model))`, where maps have no unit scale: of the {models} models
-  {above} are above 1e-5. In fp64, folding makes a difference of {fold_fp64} at most.
-- **from BatchNorm**: `to_agc(init="bn")` against BatchNorm in eval mode, on the same scale.
-  Untrained deep networks with BatchNorm amplify rounding, so behind it is how far BatchNorm's own
-  fp32 is from its fp64. In fp64 the two differ by {bn_start_fp64} at most.
-- **batch 1**: whether a training step at batch 1 runs, with BatchNorm and with AGC, and is
-  finite.
+- **saved for backward**: bytes that autograd saves at batch 2 without the parameters
+  (`deepcontrol.nn.saved_bytes`), with BatchNorm and after the conversion. Where BatchNorm comes
+  before its convolution (resnetv2, DenseNet, SegResNet), it cannot be fused. LeViT's BatchNorms
+  follow linear layers and see maps of one position. There AGC is an affine map, and its saved mean
+  is as large as its input. Exclude such layers with `where`.
+- **fold**: largest difference between `fold(model)` and the model in eval mode and fp32, divided
+  by the largest output value. The model is `to_agc(init="bn")` of a model with the statistics of
+  one batch; lambda is drawn from N(0.8, 0.2) for each filter. **rounding** is the difference
+  between the unfolded model in fp32 and in fp64, on the same scale. **fold, He** is the same after
+  `to_agc(he_init_(model))`, where maps have no unit scale; {above} of {models} models are above
+  1e-5. In fp64, folding changes outputs by {fold_fp64} at most.
+- **from BatchNorm**: difference between `to_agc(init="bn")` and BatchNorm in eval mode, on the same
+  scale. Untrained deep networks with BatchNorm amplify rounding, so the difference between
+  BatchNorm's own fp32 and fp64 follows in parentheses. In fp64 the two differ by {bn_start_fp64} at
+  most.
+- **batch 1**: whether a training step at batch 1 runs and is finite, with BatchNorm and with AGC.
 
-| model | input | fused / replaced / skipped | kept for backward, MiB | | fold (rounding) \
+| model | input | fused / replaced / skipped | saved for backward, MiB | | fold (rounding) \
 | fold, He (rounding) | from BatchNorm (rounding) | batch 1: BN, AGC |
 |---|---|---|---|---|---|---|---|---|
 {table}
@@ -45,7 +45,7 @@ Measured {date} with {packages}; torch {torch}, Python {python}, {hardware}.
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The rows of the CSV as Markdown, with a summary."""
+    """Format the rows of the CSV as Markdown, with a summary."""
     ratios = [_ratio(row) for row in rows]
     counts = {k: sum(int(r[k]) for r in rows) for k in ("fused", "replaced", "skipped")}
     packages = dict.fromkeys(f"{r['library']} {r['version']}" for r in rows)

@@ -1,4 +1,4 @@
-"""deepcontrol: automatic gain control (AGC) in every convolutional neuron, in BatchNorm's place."""
+"""deepcontrol: automatic gain control (AGC) for convolutional networks, instead of BatchNorm."""
 
 from .convert import calibrate, fold, to_agc
 from .nn import (
@@ -15,6 +15,7 @@ from .nn import (
     unit_init_,
 )
 from .ops import agc
+from .step import TrainingStep
 
 __version__ = "0.1.0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "AGCConv2d",
     "AGCConv3d",
     "AGCLinear",
+    "TrainingStep",
     "agc",
     "calibrate",
     "fold",

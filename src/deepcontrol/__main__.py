@@ -1,7 +1,42 @@
-"""python -m deepcontrol"""
+"""The `deepcontrol` command, also run by `python -m deepcontrol`."""
 
+import os
+import signal
 import sys
 
-from .workbench.cli import main
 
-sys.exit(main())
+def main() -> int:
+    """Run the command line; returns the exit code.
+
+    Where the workbench extra is not installed, one line says how to install it. A closed pipe
+    (`deepcontrol --help | head -1`) ends the command without a message.
+    """
+    try:
+        from .workbench.cli import main as run
+    except ModuleNotFoundError as error:
+        if not _is_third_party(error.name or ""):
+            raise
+        print(
+            f"deepcontrol: {error.name} is not installed; the command line needs the workbench "
+            'extra: pip install "deepcontrol[workbench]"',
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        try:
+            return run()
+        finally:
+            sys.stdout.flush()  # here, since the interpreter would report a closed pipe at its end
+    except BrokenPipeError:
+        # Python's final flush must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _is_third_party(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top not in ("deepcontrol", "streets") and top not in sys.stdlib_module_names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

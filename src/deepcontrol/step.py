@@ -1,9 +1,9 @@
-"""One training step: forward, loss, backward, update. Replayed from a CUDA graph where that can be.
+"""One training step: forward, loss, backward and update, replayed from a CUDA graph if possible.
 
-At batch 1 a GPU waits for Python: a step is hundreds of launches of a few microseconds each. A CUDA
-graph records them once and replays them in one go. It replays *exactly* them: the same shapes, the
-same memory, the same learning rate. So a step is captured only while all of that stays as it is,
-and everything that changes, or cannot be captured at all, runs eagerly with the same result.
+At batch 1 a GPU waits for Python: a step is hundreds of kernel launches of a few microseconds each.
+A CUDA graph records them once and replays them with a single launch. A replay repeats exactly the
+recorded kernels, with the same shapes, memory addresses and learning rate. A step is therefore
+captured only while all of these stay constant. Everything else runs eagerly, with the same result.
 """
 
 import contextlib
@@ -17,29 +17,51 @@ from torch import Tensor, nn
 
 Engine = Literal["eager", "compile", "graph", "compile+graph"]
 
-WARM_UP = (
-    3  # eager steps before a capture: libraries choose algorithms, optimizers make their state
-)
-MOST_GRAPHS = 4  # shapes that get a graph each; a graph holds the memory of a step
+# Eager steps before a capture: libraries choose algorithms, and optimizers create their state.
+WARMUP_STEPS = 3
+MAX_GRAPHS = 4  # one graph per input shape; each graph holds the memory of a step
 
 
 class TrainingStep:
-    """step(inputs, *targets) -> loss: model, loss, backward and optimizer in one call.
+    """Run forward, loss, backward and optimizer update in one call.
 
-    loss(model(inputs), *targets) must be a scalar. autocast is the dtype to compute in, or None.
+        step = TrainingStep(model, loss, optimizer)
+        value = step(inputs, *targets)          # loss(model(inputs), *targets), detached
 
-    Engines: "eager"; "compile" (torch.compile over model and loss); "graph" (the whole step is
-    replayed from a CUDA graph); "compile+graph". A graph is captured at the fourth step with the
-    same shapes and hyperparameters; before that, and wherever `why_eager` gives a reason, the step
-    runs eagerly. A new learning rate makes a new capture, so a schedule that changes it at every
-    step is never captured, unless it is a tensor (SGD(fused=True) takes one), changed in place.
+    Gradients are left in `.grad`, as after optimizer.step().
 
-    What a graph cannot see is a Python attribute: after changing, say, a dropout's p, call reset().
+    Engines:
+        "eager": no capture.
+        "compile": torch.compile over model and loss.
+        "graph": the whole step is replayed from a CUDA graph.
+        "compile+graph": both.
 
-    before_update(loss) -> loss, if given, runs between backward and update and is captured with
-    them: it gets the detached loss and returns the one to report.
+    A graph is captured at the fourth step with the same shapes and hyperparameters. Before that,
+    and whenever a step cannot be captured, it runs eagerly; `why_eager` gives the reason for the
+    last step, or None if it was replayed. A new learning rate leads to a new capture, so a schedule
+    that changes it at every step is never captured, unless the learning rate is a tensor that is
+    changed in-place (SGD(fused=True) accepts one).
 
-    The returned loss is detached. Gradients are left in .grad, as after optimizer.step().
+    A graph does not notice changes of Python attributes, such as the p of a dropout. Call reset()
+    after changing one.
+
+    Args:
+        model: The model to train.
+        loss: loss(model(inputs), *targets) must return a scalar tensor.
+        optimizer: Its parameters are updated in place.
+        engine: One of the engines above.
+        autocast: Dtype for torch.autocast, or None for no autocast.
+        before_update: before_update(loss) -> loss runs between backward and update and is captured
+            with them (gradient clipping, for example). It gets the detached loss and returns the
+            loss to report.
+
+    >>> model, x, labels = nn.Linear(8, 2), torch.randn(4, 8), torch.tensor([0, 1, 1, 0])
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> step = TrainingStep(model, nn.functional.cross_entropy, optimizer)
+    >>> step(x, labels).shape
+    torch.Size([])
+    >>> step.why_eager
+    'CUDA graphs need a CUDA device; the batch is on cpu'
     """
 
     def __init__(
@@ -55,30 +77,30 @@ class TrainingStep:
             engines = ", ".join(get_args(Engine))
             raise ValueError(f"unknown engine {engine!r}: choose one of {engines}")
         self.model, self.optimizer, self.engine, self.autocast = model, optimizer, engine, autocast
-        self.why_eager: str | None = None  # why the last step was not replayed from a graph
+        self.why_eager: str | None = None  # reason why the last step ran eagerly
         self._loss = loss
         self._before_update = before_update
         self._forward = _forward_of(model, loss)
         if engine.startswith("compile"):
             self._forward = torch.compile(self._forward, fullgraph=True)
-        self._refused = None if engine.endswith("graph") else f"the engine is {engine!r}"
+        self._obstacle = None if engine.endswith("graph") else f"the engine is {engine!r}"
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was captured: the next steps warm up and capture anew."""
+        """Drop all captured graphs: the next steps warm up and capture again."""
         self._graphs: dict[Any, _Graph] = {}
-        self._runs: dict[Any, int] = {}  # eager steps so far of what is not captured yet
+        self._runs: dict[Any, int] = {}  # eager steps so far, by shapes
         self._too_large: set[Any] = set()
-        self._setting: Any = None
+        self._captured_state: Any = None
 
     def __call__(self, inputs: Tensor, *targets: Any) -> Tensor:
         batch = (inputs, *targets)
-        self.why_eager = self._refused or _cannot_capture(batch, self.model, self.optimizer)
+        self.why_eager = self._obstacle or _capture_obstacle(batch, self.model, self.optimizer)
         if self.why_eager is None:
-            setting = self._read_setting()
-            if setting != self._setting:  # what was captured would go on with the old one
+            state = self._current_state()
+            if state != self._captured_state:  # a replay would use the old hyperparameters
                 self.reset()
-                self._setting = setting
+                self._captured_state = state
             shapes = tuple((a.shape, a.dtype, a.stride()) for a in batch)
             if shapes in self._graphs or self._capture(shapes, batch):
                 return self._graphs[shapes].replay(batch)
@@ -86,12 +108,12 @@ class TrainingStep:
 
     def _capture(self, shapes: Any, batch: tuple[Tensor, ...]) -> bool:
         runs = self._runs[shapes] = self._runs.get(shapes, 0) + 1
-        if runs <= WARM_UP:
-            self.why_eager = f"warming up: step {runs} of {WARM_UP} like this"
-        elif len(self._graphs) == MOST_GRAPHS:
-            self.why_eager = f"{MOST_GRAPHS} other shapes have a graph already"
+        if runs <= WARMUP_STEPS:
+            self.why_eager = f"warming up: step {runs} of {WARMUP_STEPS} with these shapes"
+        elif len(self._graphs) == MAX_GRAPHS:
+            self.why_eager = f"{MAX_GRAPHS} other shapes have a graph already"
         elif shapes in self._too_large:
-            self.why_eager = "there is too little memory for a graph of these shapes"
+            self.why_eager = "not enough memory for a graph of these shapes"
         else:
             self.why_eager = _host_state(self.optimizer)
         if self.why_eager is not None:
@@ -100,15 +122,15 @@ class TrainingStep:
             self._graphs[shapes] = _Graph(self._eager, self.optimizer, batch)
         except torch.OutOfMemoryError:
             self._too_large.add(shapes)
-            self.why_eager = "there is too little memory for a graph of these shapes"
+            self.why_eager = "not enough memory for a graph of these shapes"
             return False
         except RuntimeError as error:
-            # Nothing has run: a capture only records. What cannot be recorded runs as it is.
+            # A capture records without running, so the step can still run eagerly.
             self.reset()
-            self._refused = self.why_eager = f"the capture failed: {str(error).splitlines()[0]}"
-            warnings.warn(f"training goes on eagerly: {self.why_eager}", stacklevel=3)
+            self._obstacle = self.why_eager = f"the capture failed: {str(error).splitlines()[0]}"
+            warnings.warn(f"training continues eagerly: {self.why_eager}", stacklevel=3)
             return False
-        self._setting = self._read_setting()
+        self._captured_state = self._current_state()
         return True
 
     def _eager(self, *batch: Any) -> Tensor:
@@ -120,8 +142,8 @@ class TrainingStep:
         self.optimizer.step()
         return loss
 
-    def _read_setting(self) -> Any:
-        """What a graph holds fixed beside the batch: hyperparameters, modes, addresses."""
+    def _current_state(self) -> Any:
+        """Return all that a graph assumes constant: hyperparameters, training flags, addresses."""
         groups = [
             tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in g.items() if k != "params")
             for g in self.optimizer.param_groups
@@ -135,8 +157,8 @@ class TrainingStep:
             (a.data_ptr(), a.requires_grad)
             for a in (*self.model.parameters(), *self.model.buffers())
         ]
-        # The optimizer makes its state in the first steps: it counts once there is a graph.
-        state = [a.data_ptr() for a in _state(self.optimizer)] if self._graphs else None
+        # The optimizer creates its state in the first steps; compare it only once there is a graph.
+        state = [a.data_ptr() for a in _cuda_state(self.optimizer)] if self._graphs else None
         return groups, optimized, modes, addresses, state
 
 
@@ -149,11 +171,11 @@ class _Graph:
     ) -> None:
         device = batch[0].device
         self.batch = [a.clone() for a in batch]
-        optimizer.zero_grad(set_to_none=True)  # so that the gradients are the graph's own
+        optimizer.zero_grad(set_to_none=True)  # the capture allocates the gradients in its pool
         self.graph = torch.cuda.CUDAGraph()
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream(device)
         try:
-            # thread_local: other threads, such as a loader that pins memory, go on meanwhile.
+            # thread_local: other threads, such as a pinning data loader, may use CUDA meanwhile.
             with torch.cuda.device(device), torch.cuda.graph(
                 self.graph,
                 pool=pool,
@@ -162,29 +184,29 @@ class _Graph:
             ):  # fmt: skip
                 self.loss = step(*self.batch)
         except RuntimeError:
-            torch.cuda.set_stream(stream)  # torch does not come back to it by itself
-            _abandon(pool, device)
+            torch.cuda.set_stream(stream)  # torch does not restore it
+            _abort_capture(pool, device)
             raise
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         self.gradients = [(p, p.grad) for p in parameters]
 
     def replay(self, batch: tuple[Tensor, ...]) -> Tensor:
-        for own, given in zip(self.batch, batch, strict=True):
-            own.copy_(given, non_blocking=True)
+        for static, given in zip(self.batch, batch, strict=True):
+            static.copy_(given, non_blocking=True)
         self.graph.replay()
-        for parameter, gradient in self.gradients:  # after steps of other shapes, not there
+        for parameter, gradient in self.gradients:  # steps with other shapes replaced them
             parameter.grad = gradient
-        return self.loss.clone()  # the next replay writes over it
+        return self.loss.clone()  # the next replay overwrites it
 
 
-def _abandon(pool: Any, device: torch.device) -> None:
-    """End what a capture has begun that failed; torch goes on as if it were still there."""
+def _abort_capture(pool: Any, device: torch.device) -> None:
+    """Clean up after a failed capture, which torch would treat as still running."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        give_back = getattr(torch._C, name, None)
+        release = getattr(torch._C, name, None)
         with contextlib.suppress(RuntimeError):
-            if give_back is not None:
-                give_back(device.index, pool)
-    # Nor does it tell the generator of random numbers, which would wait for the capture's end.
+            if release is not None:
+                release(device.index, pool)
+    # The random number generator would also wait for the end of the capture.
     generator = torch.cuda.default_generators[device.index]
     generator.graphsafe_set_state(generator.clone_state())
 
@@ -193,23 +215,24 @@ def _forward_of(model: nn.Module, loss: Callable[..., Tensor]) -> Callable[..., 
     def forward(inputs: Tensor, *targets: Any) -> Tensor:
         return loss(model(inputs), *targets)
 
-    # With code of its own: the compiler counts recompilations by code, over a process's models.
-    own = types.FunctionType(
+    # A copy of the code object: torch.compile limits recompilations per code object, and several
+    # models of one process would share that limit.
+    copied = types.FunctionType(
         forward.__code__.replace(), forward.__globals__, "forward", None, forward.__closure__
     )
-    return own
+    return copied
 
 
-def _cannot_capture(
+def _capture_obstacle(
     batch: tuple[Any, ...], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> str | None:
     device = batch[0].device
     if device.type != "cuda":
-        return f"CUDA graphs need a CUDA device, the batch is on {device}"
+        return f"CUDA graphs need a CUDA device; the batch is on {device}"
     if not all(isinstance(a, Tensor) and a.device == device for a in batch):
-        return f"a target that is not a tensor on {device} would be frozen in a graph"
+        return f"a target is not a tensor on {device}, so a graph would keep its first value"
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        return "DistributedDataParallel is not captured"
+        return "steps with DistributedDataParallel are not captured"
     for group in optimizer.param_groups:
         if group.get("capturable") is False:
             return f"{type(optimizer).__name__} can be captured only with capturable=True"
@@ -217,16 +240,18 @@ def _cannot_capture(
 
 
 def _host_state(optimizer: torch.optim.Optimizer) -> str | None:
-    """Why an optimizer cannot be captured whose state a graph would freeze: counters in Python."""
+    """Return why an optimizer cannot be captured: state in Python or on the CPU, or None."""
     if any(group.get("capturable") for group in optimizer.param_groups):
         return None
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.is_cpu):
-                return f"{type(optimizer).__name__} keeps its {name!r} where a graph cannot see it"
+                return (
+                    f"{type(optimizer).__name__} keeps its {name!r} on the CPU, outside of a graph"
+                )
     return None
 
 
-def _state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+def _cuda_state(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for state in optimizer.state.values():
         yield from (a for a in state.values() if isinstance(a, Tensor) and a.is_cuda)

@@ -1,4 +1,4 @@
-"""The scripts behind LOG.md and docs/choose.md, with tiny networks on noise."""
+"""The scripts in benchmarks/, with tiny networks on random images."""
 
 import math
 import runpy
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.record import Row, read_rows
+from deepcontrol.workbench.bench.results import Row, read_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import open_source, prepare
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
@@ -25,10 +25,10 @@ TINY = ("--size", "32x32", "--width", "0.05", "--epochs", "1")  # images are 32x
 
 @pytest.fixture(autouse=True)
 def camvid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The data. What a script writes goes into the test's folder, its cache included."""
+    """Make a tiny CamVid. Scripts run in a temporary folder and write their cache there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("allow_tf32", "benchmark"):  # which a script may set for its process
+    for name in ("allow_tf32", "benchmark"):  # scripts may set these
         monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
     return make_camvid(tmp_path / "camvid")
 
@@ -42,7 +42,7 @@ def trained(norm: str, camvid: Path) -> Path:
 
 
 def rows_of(script: str, *words: object, patch: pytest.MonkeyPatch) -> list[Row]:
-    """What the script's CSV holds after a call."""
+    """Run a script and read its CSV."""
     out = Path(f"{script}.csv")
     argv = [script, *map(str, words), "--device", "cpu", "--out", str(out)]
     patch.setattr(sys, "argv", argv)
@@ -51,7 +51,7 @@ def rows_of(script: str, *words: object, patch: pytest.MonkeyPatch) -> list[Row]
 
 
 @pytest.mark.parametrize("script", sorted(path.stem for path in SCRIPTS.glob("*.py")))
-def test_says_what_it_does(
+def test_help_names_the_script(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [script, "--help"])
@@ -61,7 +61,9 @@ def test_says_what_it_does(
     assert f"benchmarks/{script}.py" in " ".join(capsys.readouterr().out.split())
 
 
-def test_crops_sees_windows_as_training_did(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops_evaluates_windows_as_training_does(
+    camvid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [trained(norm, camvid) for norm in ("agc", "bn")]
     rows = rows_of("crops", *runs, "--data-root", camvid, patch=monkeypatch)
     assert [(r["model"], r["norm"], r["split"]) for r in rows] == [
@@ -69,44 +71,52 @@ def test_crops_sees_windows_as_training_did(camvid: Path, monkeypatch: pytest.Mo
     ]
     for run, row in zip(runs, rows[::2], strict=True):
         assert row["error_by_windows"] == f"{read_records(run / METRICS)[-1]['val_error']:.4f}"
-    assert rows[0]["error_whole"] != rows[0]["error_by_windows"]  # of AGC, whose means differ
-    assert rows[0]["error_by_windows"] != rows[1]["error_by_windows"]  # of other images
+    assert rows[0]["error_whole"] != rows[0]["error_by_windows"]  # AGC's means differ
+    assert rows[0]["error_by_windows"] != rows[1]["error_by_windows"]  # two networks
 
 
-def test_teach_on_starts_from_the_run(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finetuning_starts_from_the_checkpoint(
+    camvid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = trained("agc", camvid)
     seen = rows_of("crops", run, "--data-root", camvid, patch=monkeypatch)[0]
-    rows = rows_of("teach_on", run, "--data-root", camvid, "--epochs", 0, patch=monkeypatch)
-    for row in rows:  # of every way, before its first epoch
+    rows = rows_of(
+        "finetune_whole_images", run, "--data-root", camvid, "--epochs", 0, patch=monkeypatch
+    )
+    for row in rows:  # every way, before its first epoch
         assert row["error_whole"] == seen["error_whole"]
         assert row["error_by_windows"] == seen["error_by_windows"]
 
 
-def test_teach_on_shows_what_it_says(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finetuning_uses_the_named_image_sizes(
+    camvid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, shapes, rates = trained("agc", camvid), [], set()
     call = TrainingStep.__call__
 
-    def watched(self: TrainingStep, *batch: Tensor) -> Tensor:
+    def recorded(self: TrainingStep, *batch: Tensor) -> Tensor:
         shapes.append(tuple(batch[0].shape[2:]))
         rates.update(group["lr"] for group in self.optimizer.param_groups)
         return call(self, *batch)
 
-    monkeypatch.setattr(TrainingStep, "__call__", watched)
-    rows = rows_of("teach_on", run, "--data-root", camvid, "--epochs", 1, patch=monkeypatch)
-    ways = [(row["taught_on"], row["epochs_more"]) for row in rows]
-    more = ("crops", "whole images", "both in turn")
-    assert ways == [("not at all", "0"), *((way, "1") for way in more)]
+    monkeypatch.setattr(TrainingStep, "__call__", recorded)
+    rows = rows_of(
+        "finetune_whole_images", run, "--data-root", camvid, "--epochs", 1, patch=monkeypatch
+    )
+    ways = [(row["finetuned_on"], row["finetune_epochs"]) for row in rows]
+    more = ("crops", "whole images", "both")
+    assert ways == [("none", "0"), *((way, "1") for way in more)]
     crop, whole = (32, 32), (32, 64)
     assert shapes == [crop, crop, whole, whole, crop, whole]
-    assert rates == {0.02}  # the run's, at batch 1
+    assert rates == {0.02}  # the run's learning rate at batch 1
     assert len({(row["error_whole"], row["error_by_windows"]) for row in rows}) == 4
 
 
-def test_lambda_has_a_rate_of_its_own(
+def test_lambda_has_its_own_learning_rate(
     camvid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--data-root", camvid, *TINY, "--batch", 2, "--starts", 0.5, "--seeds", 0, 1)
-    times = ("--rate", 0.04, "--times", 0, 100000)
+    times = ("--lr", 0.04, "--times", 0, 100000)
     rows = rows_of("lambda_start", *words, *times, patch=monkeypatch)
     fixed, moved = ([r for r in rows if r["rate_times"] == t] for t in ("0.0", "100000.0"))
     assert len(fixed) == len(moved) == 2 * 25  # SegNet's neurons, for each seed
@@ -118,13 +128,13 @@ def test_lambda_has_a_rate_of_its_own(
     errors = {r["seed"]: r["val_error"] for r in fixed}
     assert errors["0"] != errors["1"]
     again = rows_of("lambda_start", *words, *times, patch=monkeypatch)
-    assert again == rows  # what was measured is not measured again
+    assert again == rows  # finished trainings are skipped
     all_at_rest = ("--rate", 1e-20, "--times", 0)
     rested = rows_of("lambda_start", *words, *all_at_rest, patch=monkeypatch)[len(rows) :]
-    assert {r["seed"]: r["val_error"] for r in rested} != errors  # the filters had moved
+    assert {r["seed"]: r["val_error"] for r in rested} != errors  # the filters have been trained
 
 
-def test_lambda_that_diverges(
+def test_divergence_is_recorded_for_lambda(
     camvid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--data-root", camvid, *TINY, "--epochs", 4, "--batch", 2)
@@ -134,34 +144,36 @@ def test_lambda_that_diverges(
     assert f"diverged in epoch {row['diverged_in_epoch']}" in capsys.readouterr().out
 
 
-def test_highest_rate_treats_as_it_says(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_treatments_have_their_effect(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--data-root", camvid, *TINY, "--epochs", 8, "--precision", "fp32", "--seeds", 0)
-    words += ("--rate", 2)  # so that little differences in treatment end far apart
-    lengths, clip = [], torch.nn.utils.clip_grad_norm_
+    words += ("--lr", 2)  # a high learning rate amplifies small differences
+    max_norms, clip = [], torch.nn.utils.clip_grad_norm_
 
-    def watched(parameters: Iterable[Tensor], longest: float) -> Tensor:
-        lengths.append(longest)
-        return clip(parameters, longest)
+    def recorded(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        max_norms.append(max_norm)
+        return clip(parameters, max_norm)
 
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", watched)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", recorded)
     rows = rows_of("highest_rate", *words, patch=monkeypatch)
-    of_all = dict(zip((row["treatment"] for row in rows), lengths[::8], strict=True))
-    clipped = {name: longest for name, longest in of_all.items() if longest < math.inf}
+    by_treatment = dict(zip((row["treatment"] for row in rows), max_norms[::8], strict=True))
+    clipped = {name: norm for name, norm in by_treatment.items() if norm < math.inf}
     assert clipped == {
         "gradient of at most 1": 1.0,
         "gradient of at most 0.3": 0.3,
         "identity start, gradient of at most 1": 1.0,
         "unit start, gradient of at most 1": 1.0,
     }
-    # All others end elsewhere: none is ignored, or another one.
+    # All others end differently: no treatment is ignored or equal to another one.
     others = [row for row in rows if row["treatment"] not in clipped]
     ends = {(row["last_loss"], row["val_error"], row["median_gradient"]) for row in others}
     assert len(others) == len(ends) == 10
     again = rows_of("highest_rate", *words, patch=monkeypatch)
-    assert again == rows  # what was measured is not measured again
+    assert again == rows  # finished trainings are skipped
 
 
-def test_highest_rate_sees_divergence(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_is_recorded_for_treatments(
+    camvid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("--data-root", camvid, *TINY, "--epochs", 4, "--precision", "fp32", "--seeds", 0)
     one = ("--treatments", "as the paper", "--rate", 1e30)
     (row,) = rows_of("highest_rate", *words, *one, patch=monkeypatch)
@@ -169,9 +181,7 @@ def test_highest_rate_sees_divergence(camvid: Path, monkeypatch: pytest.MonkeyPa
     assert "val_error" not in row
 
 
-def test_loss_scale_is_that_of_the_first_loss(
-    camvid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_scale_equals_the_first_loss(camvid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["", "--data-root", str(camvid), "--size", "32x64", "--out", "loss.csv"]
     monkeypatch.setattr(sys, "argv", argv)
     runpy.run_path(str(SCRIPTS / "loss_scale.py"), run_name="__main__")

@@ -1,12 +1,16 @@
-"""Small networks in the ways that people write them, with BatchNorm."""
+"""Small networks with BatchNorm, in common coding styles."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, to_agc
+
 
 class Residual(nn.Module):
-    """A residual network in torchvision's manner: one ReLU module for all of a block."""
+    """A residual network as in torchvision: each block calls one ReLU module several times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +53,7 @@ def row(channels: int, out: int, **options: object) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Down, up by a transposed convolution with BatchNorm behind it, and a skip."""
+    """A U-Net with a transposed convolution, BatchNorm behind it, and a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +69,7 @@ class UNet(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """A gate of one position: its BatchNorm has a single value to look at."""
+    """Squeeze-and-excitation: the BatchNorm in the gate runs on 1x1 maps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +85,7 @@ class SqueezeExcite(nn.Module):
 
 
 class SharedHead(nn.Module):
-    """One block over two scales, one convolution with two norms, one norm in two places."""
+    """A block called at two scales, and a convolution that feeds two norms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +104,7 @@ class SharedHead(nn.Module):
 
 
 class Untraceable(nn.Module):
-    """Which way its data goes depends on the data: torch.fx gives up on it."""
+    """Control flow depends on values, so torch.fx cannot trace it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +119,7 @@ class Untraceable(nn.Module):
 
 
 class Decide(nn.Sequential):
-    """A Sequential that cannot be traced within either, but has an order."""
+    """A Sequential that torch.fx cannot trace; its order is still known."""
 
     def __init__(self) -> None:
         super().__init__(Flip(), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
@@ -127,7 +131,7 @@ class Flip(nn.Module):
 
 
 class Padded(nn.Module):
-    """Pads as TensorFlow does, by its input's shape, as the MobileNets of transformers do."""
+    """Pads by the shape of its input, as TensorFlow and the MobileNets of transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +162,7 @@ class Volume(nn.Sequential):
 
 
 class Signal(nn.Sequential):
-    """One dimension, then features without any."""
+    """A 1-D network that ends in BatchNorm1d over features (N, C)."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -186,7 +190,7 @@ INPUTS: dict[type[nn.Module], tuple[int, ...]] = {
 
 
 def trained(model: nn.Module) -> nn.Module:
-    """The model as if trained: BatchNorms with statistics, gains and biases of their own."""
+    """Give the BatchNorms random statistics, gains and biases, as if the model were trained."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             nn.init.normal_(module.weight, 1.0, 0.3)
@@ -194,3 +198,27 @@ def trained(model: nn.Module) -> nn.Module:
             nn.init.normal_(module.running_mean, 0.0, 0.5)
             nn.init.uniform_(module.running_var, 0.3, 2.0)
     return model
+
+
+def agc_layers(model: nn.Module) -> dict[str, str]:
+    """Map the name of each AGC layer to its class, and its activation if it has one."""
+    return {
+        name: f"{type(m).__name__} {getattr(m, 'activation', '')}".strip()
+        for name, m in model.named_modules()
+        if isinstance(m, (AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d))
+    }
+
+
+def with_random_parameters(model: nn.Module) -> nn.Module:
+    """Give an AGC model random gains, biases and lambdas, as if it were trained; in eval mode."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            center = 0.0 if name.endswith("bias") else 0.8
+            nn.init.normal_(parameter, center, 0.2)
+    return model.eval()
+
+
+def converted(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor]:
+    """Build and convert a network; return it with an input."""
+    x = torch.randn(INPUTS[make])
+    return with_random_parameters(to_agc(make(), example=x)), x

@@ -1,4 +1,4 @@
-"""Folding against the neuron in fp64, over everything that a convolution's geometry can be."""
+"""Property test: fold is exact in fp64 for every geometry of a convolution."""
 
 import pytest
 import torch
@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from deepcontrol import AGCConv1d, AGCConv2d, AGCConv3d, fold
-from deepcontrol.convert.folded import _FoldedConv
-from deepcontrol.convert.window_sums import window_means
+from deepcontrol.convert.fold import _FoldedConv, window_means
 from deepcontrol.nn.conv import _AGCConv
 
 NEURONS = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
@@ -37,8 +36,8 @@ def neurons_and_inputs(draw: st.DrawFn) -> tuple[_AGCConv, Tensor]:
             assume(max(low, high) <= side)
     groups = draw(st.sampled_from([1, 2]))
     neuron = NEURONS[d](
-        4, 6, kernel, stride, padding, dilation, groups, draw(st.sampled_from(["relu", "none"])),
-        padding_mode=mode,
+        4, 6, kernel, stride, padding, dilation, groups,
+        activation=draw(st.sampled_from(["relu", "none"])), padding_mode=mode,
     ).double()  # fmt: skip
     torch.manual_seed(draw(st.integers(0, 99)))
     for parameter in (neuron.gain, neuron.bias, neuron.mean_scale):
@@ -57,8 +56,8 @@ def test_folding_is_exact(pair: tuple[_AGCConv, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_window_sums_by_hand(stride: int) -> None:
-    """A map of 1..5 under a kernel of 3 with one zero on both sides."""
+def test_window_means_of_a_small_map(stride: int) -> None:
+    """A map of 1..5, a kernel of 3 and one zero of padding on both sides."""
     x = torch.arange(1.0, 6.0).view(1, 1, 5)
     means = window_means(x, (3,), (stride,), (1,), (1,)).flatten()
     by_hand = {1: [10 / 5, 15 / 5, 14 / 5], 2: [6 / 3, 9 / 3, 6 / 3]}
@@ -66,7 +65,7 @@ def test_window_sums_by_hand(stride: int) -> None:
 
 
 def test_half_precision_sums_in_fp32() -> None:
-    """Ten thousand ones: a bf16 sum would stop at 256."""
+    """The sum of ten thousand ones; in bf16 it would stop at 256."""
     x = torch.ones(1, 1, 100, 100, dtype=torch.bfloat16)
     for stride in (1, 2):
         means = window_means(x, (1, 1), (stride, stride), (0, 0), (1, 1))

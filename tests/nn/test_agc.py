@@ -1,4 +1,4 @@
-"""AGC1d/2d/3d as a stand-in for BatchNorm."""
+"""AGC1d/2d/3d as drop-in replacements for BatchNorm."""
 
 import inspect
 import warnings
@@ -15,7 +15,7 @@ INPUTS = {AGC1d: (2, 4, 9), AGC2d: (2, 4, 3, 5), AGC3d: (2, 4, 3, 2, 3)}
 
 
 @pytest.mark.parametrize(("agc", "batchnorm"), PAIRS)
-def test_stands_where_batchnorm_stands(agc: type, batchnorm: type) -> None:
+def test_signature_and_shapes_match_batchnorm(agc: type, batchnorm: type) -> None:
     theirs = inspect.signature(batchnorm).parameters
     ours = inspect.signature(agc).parameters
     for position, name in enumerate(["num_features", "eps", "momentum", "affine"]):
@@ -30,7 +30,7 @@ def test_stands_where_batchnorm_stands(agc: type, batchnorm: type) -> None:
 
 
 @pytest.mark.parametrize("agc", INPUTS)
-def test_is_eq_1_in_training_and_evaluation(agc: type) -> None:
+def test_equals_eq_1_in_training_and_eval_mode(agc: type) -> None:
     layer = agc(4)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
@@ -43,7 +43,7 @@ def test_is_eq_1_in_training_and_evaluation(agc: type) -> None:
     assert torch.equal(torch.cat([layer(a) for a in z.split(1)]), y)
 
 
-def test_starts_as_mean_subtraction_and_resets_to_it() -> None:
+def test_starts_as_mean_subtraction_and_resets() -> None:
     layer = AGC2d(3)
     z = torch.randn(2, 3, 4, 4)
     start = layer(z)
@@ -55,7 +55,7 @@ def test_starts_as_mean_subtraction_and_resets_to_it() -> None:
     assert torch.equal(layer(z), start)
 
 
-def test_without_affine_there_are_no_parameters() -> None:
+def test_affine_false_has_no_parameters() -> None:
     layer = AGC2d(3, affine=False)
     assert not list(layer.parameters())
     z = torch.randn(2, 3, 4, 4)
@@ -72,14 +72,14 @@ def test_without_affine_there_are_no_parameters() -> None:
         (AGC3d(3), (2, 3, 5, 5), "expected 5-D input, got 4-D"),
     ],
 )
-def test_wrong_inputs_are_named(layer: nn.Module, shape: tuple[int, ...], message: str) -> None:
+def test_wrong_inputs_raise(layer: nn.Module, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layer(torch.randn(shape))
     with pytest.raises(ValueError, match="int64"):
         AGC2d(3)(torch.ones(1, 3, 2, 2, dtype=torch.int64))
 
 
-def test_loading_batchnorm_drops_its_statistics_and_says_so() -> None:
+def test_loading_batchnorm_drops_its_statistics_with_a_warning() -> None:
     trained = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     nn.init.normal_(trained[1].weight)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), AGC2d(4))
@@ -93,8 +93,8 @@ def test_loading_batchnorm_drops_its_statistics_and_says_so() -> None:
     assert torch.equal(model[1].mean_scale, torch.full((4,), 0.5))
 
 
-def test_loading_batchnorm_into_an_empty_model() -> None:
-    """assign=True takes tensors as they are: lambda, which BatchNorm has not, must become real."""
+def test_loading_batchnorm_into_a_meta_model() -> None:
+    """assign=True replaces the parameters; lambda, which BatchNorm lacks, must not stay on meta."""
     with torch.device("meta"):
         model = AGC2d(4)
     with pytest.warns(UserWarning, match="running_mean"):
@@ -102,13 +102,13 @@ def test_loading_batchnorm_into_an_empty_model() -> None:
     assert torch.equal(model.mean_scale, torch.ones(4))
 
 
-def test_without_bias() -> None:
+def test_bias_false_has_no_beta() -> None:
     layer = AGC2d(4, bias=False)
     assert [n for n, _ in layer.named_parameters()] == ["weight", "mean_scale"]
     assert layer(input=torch.randn(1, 4, 3, 3)).shape == (1, 4, 3, 3)
 
 
-def test_its_own_state_dict_is_strict_and_silent() -> None:
+def test_loading_its_own_state_dict_is_strict_without_a_warning() -> None:
     model = AGC2d(4)
     state = model.state_dict()
     with warnings.catch_warnings():

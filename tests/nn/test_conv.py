@@ -1,4 +1,4 @@
-"""The neuron against the drop-in layer after a convolution: one function, two ways."""
+"""AGCConv computes the same function as convolution, AGC layer and activation."""
 
 import copy
 import inspect
@@ -6,6 +6,7 @@ import inspect
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from deepcontrol.nn import AGCConvPool2d
@@ -31,7 +32,7 @@ GEOMETRIES = [
 
 
 class Separate(nn.Module):
-    """Convolution without bias, AGC, activation: Eq. 1 as three layers of a neuron's weights."""
+    """Convolution without bias, AGC and activation as three layers with a neuron's weights."""
 
     def __init__(self, neuron: nn.Module, **geometry: object) -> None:
         super().__init__()
@@ -53,9 +54,9 @@ class Separate(nn.Module):
 @pytest.mark.parametrize("d", DIMENSIONS)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_neuron_and_drop_in_layer_are_one_function(d: int, geometry: dict, activation: str) -> None:
+def test_neuron_equals_separate_layers(d: int, geometry: dict, activation: str) -> None:
     if d == 3 and geometry.get("padding_mode") == "reflect":
-        geometry = {**geometry, "padding": 1}  # the small volume leaves no room for more
+        geometry = {**geometry, "padding": 1}  # the volume is too small for more
     neuron = DIMENSIONS[d][0](4, 6, activation=activation, **geometry).double()
     for parameter in (neuron.gain, neuron.bias, neuron.mean_scale):
         nn.init.normal_(parameter)
@@ -82,11 +83,13 @@ def test_is_a_convolution(d: int) -> None:
     neuron_type, conv_type, _ = DIMENSIONS[d]
     neuron = neuron_type(3, 8, 3, padding=1)
     assert isinstance(neuron, conv_type)
-    names = list(inspect.signature(neuron_type).parameters)[:8]
-    assert names == [
+    parameters = inspect.signature(neuron_type).parameters
+    assert list(parameters)[:8] == [
         "in_channels", "out_channels", "kernel_size", "stride",
         "padding", "dilation", "groups", "activation",
     ]  # fmt: skip
+    positional = [n for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY]
+    assert positional == list(inspect.signature(conv_type).parameters)[:7]
     assert sorted(n for n, _ in neuron.named_parameters()) == [
         "bias", "gain", "mean_scale", "weight",
     ]  # fmt: skip
@@ -100,7 +103,7 @@ def test_takes_maps_without_a_batch() -> None:
     shapes = []
     neuron.register_forward_hook(lambda *args: shapes.append(tuple(args[2].shape)))
     neuron(x)
-    assert shapes == [(8, 7, 7)]  # once, and as the caller sees it
+    assert shapes == [(8, 7, 7)]  # called once, with the output that the caller gets
 
 
 def test_no_samples() -> None:
@@ -114,7 +117,7 @@ def test_no_samples() -> None:
 
 @pytest.mark.parametrize("gain", [0.0, -1.5, 1e-30, -1e-30])
 def test_gain_oracle(gain: float) -> None:
-    """gamma * dgamma = <W, dW>, whatever gamma is; at 0 the gradient of gamma is still there."""
+    """gamma * dgamma = <W, dW> for any gamma; at 0 gamma still has a gradient."""
     neuron = AGCConv2d(3, 4, 3).double()
     nn.init.constant_(neuron.gain, gain)
     nn.init.uniform_(neuron.bias, 0.5, 1.0)
@@ -154,12 +157,118 @@ def test_unknown_activation_is_named() -> None:
         AGCConv2d(3, 8, 3, activation="tanh")
 
 
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (nn.ReLU, "relu"),
+        (nn.ReLU(inplace=True), "relu"),
+        (nn.LeakyReLU, "leaky_relu"),
+        (nn.LeakyReLU(), "leaky_relu"),
+        (nn.SiLU, "silu"),
+        (nn.GELU(), "gelu"),
+        (nn.Identity, "none"),
+        (nn.Identity(), "none"),
+        (None, "none"),
+        ("gelu", "gelu"),
+    ],
+)
+def test_activation_as_name_class_or_instance(activation: object, name: str) -> None:
+    neuron = AGCConv2d(3, 8, 3, activation=activation)
+    assert neuron.activation == name
+    expected = AGCConv2d(3, 8, 3, activation=name)
+    expected.load_state_dict(neuron.state_dict())
+    x = torch.randn(1, 3, 6, 6)
+    assert torch.equal(neuron(x), expected(x))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.LeakyReLU(0.2), nn.GELU("tanh"), nn.Tanh, nn.Tanh(), nn.PReLU(), torch.relu, 3],
+)
+def test_activation_that_cannot_be_fused(activation: object) -> None:
+    with pytest.raises(ValueError, match=r'cannot fuse.*activation="none".*behind'):
+        AGCConv2d(3, 8, 3, activation=activation)
+
+
+def test_bias_is_part_of_the_neuron() -> None:
+    assert AGCConv2d(3, 8, 3, bias=True).bias is not None
+    with pytest.raises(ValueError, match=r"AGCConv2d does not support bias=False.*requires_grad_"):
+        AGCConv2d(3, 8, 3, bias=False)
+    with pytest.raises(TypeError, match="positional"):
+        AGCConv2d(3, 8, 3, 1, 0, 1, 1, False)  # Conv2d's eighth argument is bias
+
+
+def with_batchnorm(neuron: nn.Module) -> nn.Module:
+    """A neuron and a BatchNorm in evaluation mode, both with random parameters."""
+    bn = nn.BatchNorm2d(neuron.out_channels)
+    for parameter in (neuron.gain, neuron.bias, neuron.mean_scale, bn.weight, bn.bias):
+        nn.init.normal_(parameter)
+    nn.init.normal_(bn.running_mean)
+    nn.init.uniform_(bn.running_var, 0.5, 2.0)
+    return nn.Sequential(neuron, bn).eval()
+
+
+class TestBatchNormFusers:
+    """torch's fusers raise or return the same function: none is wrong in silence."""
+
+    def test_fuse_conv_bn_eval_is_right_without_activation(self) -> None:
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation="none"))
+        x = torch.randn(2, 3, 9, 9)
+        fused = fuse_conv_bn_eval(*model)
+        torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "silu", "gelu"])
+    def test_fuse_conv_bn_eval_refuses_an_activation(self, activation: str) -> None:
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation=activation))
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(NotImplementedError, match=f"AGCConv2d with activation='{activation}'"):
+            fuse_conv_bn_eval(*model)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, before[name])
+
+    def test_fuse_conv_bn_eval_refuses_a_pooling(self) -> None:
+        model = with_batchnorm(AGCConvPool2d(3, 8, 3, activation="none"))
+        with pytest.raises(NotImplementedError, match=r"AGCConvPool2d.*pooling"):
+            fuse_conv_bn_eval(*model)
+
+    @pytest.mark.parametrize("d", [1, 3])
+    def test_fuse_conv_bn_eval_in_other_dimensions(self, d: int) -> None:
+        neuron = DIMENSIONS[d][0](3, 8, 3).eval()
+        bn = {1: nn.BatchNorm1d, 3: nn.BatchNorm3d}[d](8).eval()
+        with pytest.raises(NotImplementedError, match=f"AGCConv{d}d"):
+            fuse_conv_bn_eval(neuron, bn)
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+    @pytest.mark.parametrize("activation", ["relu", "none"])
+    def test_quantization_fuse_modules(self, activation: str) -> None:
+        from torch.ao.quantization import fuse_modules
+
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation=activation))
+        with pytest.raises((AssertionError, NotImplementedError), match="AGCConv2d"):
+            fuse_modules(model, ["0", "1"])
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+    @pytest.mark.parametrize("activation", ["relu", "none"])
+    def test_fx_optimization_fuse(self, activation: str) -> None:
+        from torch.fx.experimental.optimization import fuse
+
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation=activation))
+        x = torch.randn(2, 3, 9, 9)
+        torch.testing.assert_close(fuse(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+    def test_other_assignments_are_allowed(self) -> None:
+        neuron = AGCConv2d(3, 8, 3)
+        neuron.bias = nn.Parameter(torch.ones(8))
+        neuron.weight = nn.Parameter(torch.zeros(8, 3, 3, 3))
+        assert torch.equal(neuron(torch.randn(1, 3, 5, 5)), torch.ones(1, 8, 3, 3))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_gradients(dtype: torch.dtype) -> None:
-    """The whole neuron in half precision against itself in fp64, on positive inputs.
+    """Compare the neuron in half precision with itself in fp64, on positive inputs.
 
-    Its gradient maps are rounded before the convolution's backward sees them. Their mean, which
-    the centring makes, then has an error that adds up over positive inputs: about 1% in bf16.
+    Gradient maps are rounded before the convolution's backward. Centering makes their mean zero,
+    and its rounding error adds up over positive inputs: about 1% in bf16.
     """
     neuron = AGCConv2d(16, 16, 3, padding=1, activation="none").to(dtype)
     with torch.no_grad():
@@ -180,7 +289,7 @@ def test_half_precision_gradients(dtype: torch.dtype) -> None:
 
 
 def test_gain_gradient_is_summed_in_fp32() -> None:
-    """<W, dV> over 32768 equal taps: a bf16 sum would stop at 256 of them."""
+    """A bf16 sum of <W, dV> over 32768 equal taps would stop at 256."""
     neuron = AGCConv2d(32768, 1, 1, activation="none").bfloat16()
     nn.init.constant_(neuron.weight, 1.0)
     nn.init.zeros_(neuron.mean_scale)
@@ -191,7 +300,7 @@ def test_gain_gradient_is_summed_in_fp32() -> None:
 
 @pytest.mark.parametrize("name", ["gain", "bias", "mean_scale"])
 @pytest.mark.parametrize("neuron", [AGCConv2d, AGCConvPool2d])
-def test_a_parameter_that_does_not_fit_the_filters(neuron: type[AGCConv2d], name: str) -> None:
+def test_parameter_of_the_wrong_shape(neuron: type[AGCConv2d], name: str) -> None:
     layer = neuron(3, 4, 3, padding=1)
     setattr(layer, name, nn.Parameter(torch.ones(1)))
     with pytest.raises(ValueError, match=rf"{name} has shape \(1,\)"):

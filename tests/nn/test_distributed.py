@@ -1,4 +1,4 @@
-"""Two gloo processes on one machine compute what one process computes."""
+"""DDP and FSDP over two gloo processes train the same weights as one process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -56,18 +56,18 @@ def worker(rank: int, folder: str, wrap: Callable) -> None:
     model, state = wrap(network())
     x, target = (a.chunk(WORLD)[rank] for a in batch())
     train(model, x, target)
-    whole = state()
+    full_state = state()
     if rank == 0:
-        torch.save(whole, Path(folder) / "state.pt")
+        torch.save(full_state, Path(folder) / "state.pt")
 
 
 @pytest.mark.parametrize("wrap", [ddp, fsdp])
 def test_two_processes_equal_one(wrap: Callable, tmp_path: Path) -> None:
     run_two(worker, str(tmp_path), wrap)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    alone = network()
-    train(alone, *batch())
+    single = network()
+    train(single, *batch())
     start = network().state_dict()
-    for name, value in alone.state_dict().items():
+    for name, value in single.state_dict().items():
         torch.testing.assert_close(state[name], value, rtol=1e-12, atol=1e-12)
         assert not torch.equal(value, start[name])

@@ -1,4 +1,4 @@
-"""AGCLinear: Eq. 1 with the layer's features as the map."""
+"""AGCLinear: Eq. 1 with the mean over the features."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from deepcontrol.ops.activation import ACTIVATIONS
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(5, 6), (6,), (2, 3, 6), (0, 6)], ids=str)
-def test_is_eq_1_over_features(activation: str, shape: tuple[int, ...]) -> None:
+def test_equals_eq_1_over_features(activation: str, shape: tuple[int, ...]) -> None:
     layer = AGCLinear(6, 4, activation=activation).double()
     for parameter in (layer.gain, layer.bias, layer.mean_scale):
         nn.init.normal_(parameter)
@@ -23,7 +23,7 @@ def test_is_eq_1_over_features(activation: str, shape: tuple[int, ...]) -> None:
     )
 
 
-def test_gradients() -> None:
+def test_gradcheck() -> None:
     layer = AGCLinear(3, 4, activation="none").double()
     names = [n for n, _ in layer.named_parameters()]
 
@@ -34,7 +34,7 @@ def test_gradients() -> None:
     assert gradcheck(f, (x, *layer.parameters()))
 
 
-def test_is_a_linear_layer() -> None:
+def test_is_an_nn_linear_and_rejects_wrong_inputs() -> None:
     layer = AGCLinear(6, 4)
     assert isinstance(layer, nn.Linear)
     assert "activation=relu" in repr(layer)

@@ -1,4 +1,4 @@
-"""What a network keeps for its backward, byte by byte."""
+"""Bytes of the tensors that networks save for backward."""
 
 import itertools
 
@@ -37,39 +37,39 @@ def drop_in(a: int, b: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_five_neurons_keep_their_inputs_and_means(dtype: torch.dtype) -> None:
+def test_agc_convs_save_their_inputs_and_means(dtype: torch.dtype) -> None:
     x = torch.randn(N, WIDTHS[0], H, W, dtype=dtype)
     size = dtype.itemsize
     inputs = [N * c * H * W * size for c in WIDTHS[:-1]]
     means = [N * c * 4 for c in WIDTHS[1:]]
-    classifier = N * WIDTHS[-1] * H * W * size  # its input, the last neuron's output
+    classifier = N * WIDTHS[-1] * H * W * size  # its input is the output of the last AGCConv2d
     expected = sum(inputs) + sum(means) + classifier
     ours = saved_bytes(chain(neuron).to(dtype), x)
-    beside = {
+    others = {
         name: saved_bytes(chain(block).to(dtype), x)
         for name, block in {"BatchNorm": batchnorm, "no normalization": no_norm}.items()
     }
     assert ours == expected, (
-        f"five AGC neurons keep {ours} bytes, expected {expected}; "
-        f"BatchNorm keeps {beside['BatchNorm']}, no normalization {beside['no normalization']}"
+        f"five AGCConv2d save {ours} bytes, expected {expected}; "
+        f"BatchNorm saves {others['BatchNorm']}, no normalization {others['no normalization']}"
     )
-    assert ours == beside["no normalization"] + sum(means)
-    assert ours < 0.6 * beside["BatchNorm"]
+    assert ours == others["no normalization"] + sum(means)
+    assert ours < 0.6 * others["BatchNorm"]
 
 
-def test_autocast_keeps_the_small_copies() -> None:
+def test_autocast_saves_bf16_copies() -> None:
     x = torch.randn(N, WIDTHS[0], H, W)
     model = chain(neuron)
     with torch.autocast("cpu", torch.bfloat16):
-        kept = saved_bytes(model, x)
+        saved = saved_bytes(model, x)
     maps = sum(N * c * H * W * 2 for c in WIDTHS)
     means = sum(N * c * 4 for c in WIDTHS[1:])
-    # A bf16 copy of the filters, the neurons' scaled ones as the plain convolution's.
+    # A bf16 copy of all filters: scaled by the gain in AGCConv2d, plain in the last convolution.
     filters = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d))
-    assert kept == maps + means + filters
+    assert saved == maps + means + filters
 
 
-def test_smooth_activations_keep_one_more_map() -> None:
+def test_smooth_activations_save_one_more_map() -> None:
     x = torch.randn(N, 3, H, W)
     sizes = {
         name: saved_bytes(AGCConv2d(3, 8, 3, padding=1, activation=name), x)
@@ -79,14 +79,14 @@ def test_smooth_activations_keep_one_more_map() -> None:
     least = N * 3 * H * W * 4 + N * 8 * 4
     assert sizes == {
         "none": least,
-        "relu": least + own_map,  # the output, which a next layer would keep as its input
+        "relu": least + own_map,  # the output, which the next layer saves as its input anyway
         "leaky_relu": least + own_map,
-        "silu": least + own_map,  # the convolution's output, which no next layer keeps
+        "silu": least + own_map,  # the convolution's output, which no other layer saves
         "gelu": least + own_map,
     }
 
 
-def test_drop_in_layer_keeps_its_input_like_batchnorm() -> None:
+def test_agc_layer_saves_its_input_like_batchnorm() -> None:
     x = torch.randn(N, WIDTHS[0], H, W)
     inputs = sum(N * c * H * W * 4 for c in WIDTHS)
     own = sum(N * c * H * W * 4 for c in WIDTHS[1:])
@@ -94,7 +94,7 @@ def test_drop_in_layer_keeps_its_input_like_batchnorm() -> None:
     assert saved_bytes(chain(drop_in), x) == inputs + own + means
 
 
-def test_counts_on_meta_what_it_counts_for_real() -> None:
+def test_meta_tensors_give_the_same_count() -> None:
     x = torch.randn(N, WIDTHS[0], H, W)
     with torch.device("meta"):
         empty = chain(neuron)
@@ -102,28 +102,28 @@ def test_counts_on_meta_what_it_counts_for_real() -> None:
 
 
 @pytest.mark.parametrize("neuron", [AGCConv2d, AGCConvPool2d])
-def test_a_backward_gives_back_what_it_has_used(neuron: type[AGCConv2d]) -> None:
-    """Or a network's backward would add to the memory of its forward all the way down."""
+def test_backward_frees_saved_inputs(neuron: type[AGCConv2d]) -> None:
+    """Otherwise the memory would grow during the backward of a deep network."""
     x = 2 * torch.randn(2, 3, 8, 8, requires_grad=True)
-    kept = StorageWeakRef(x.untyped_storage())
+    saved_input = StorageWeakRef(x.untyped_storage())
     y = neuron(3, 4, 3, padding=1)(x)
     del x
-    assert not kept.expired()
+    assert not saved_input.expired()
     loss = (y[0] if isinstance(y, tuple) else y).sum()
     loss.backward()
-    assert kept.expired()  # with the graph still there
+    assert saved_input.expired()  # although the graph is still alive
     assert loss.grad_fn is not None
 
 
 @pytest.mark.parametrize("neuron", [AGCConv2d, AGCConvPool2d])
-def test_frozen_filters_keep_no_input(neuron: type[AGCConv2d]) -> None:
+def test_frozen_filters_save_no_input(neuron: type[AGCConv2d]) -> None:
     layer, x = neuron(3, 4, 3, padding=1), torch.randn(2, 3, 8, 8)
     layer.weight.requires_grad_(False)
     layer.gain.requires_grad_(False)
-    kept = StorageWeakRef(x.untyped_storage())
+    saved_input = StorageWeakRef(x.untyped_storage())
     y = layer(x)
     del x
-    assert kept.expired()
+    assert saved_input.expired()
     (y[0] if isinstance(y, tuple) else y).sum().backward()
     assert layer.bias.grad is not None
     assert layer.mean_scale.grad is not None

@@ -1,4 +1,4 @@
-"""Weight decay reaches the filters and nothing else."""
+"""param_groups: weight decay for the filters only."""
 
 import torch
 from torch import nn
@@ -6,7 +6,7 @@ from torch import nn
 from deepcontrol import AGC2d, AGCConv2d, AGCLinear, param_groups
 
 
-def test_filters_decay_and_the_rest_does_not() -> None:
+def test_only_filters_have_weight_decay() -> None:
     model = nn.Sequential(
         AGCConv2d(3, 8, 3), nn.Conv2d(8, 8, 1), AGC2d(8), nn.BatchNorm2d(8), AGCLinear(8, 4)
     )
@@ -18,7 +18,7 @@ def test_filters_decay_and_the_rest_does_not() -> None:
     torch.optim.SGD([decayed, free], lr=0.1)
 
 
-def test_frozen_left_out_shared_once_empty_dropped() -> None:
+def test_frozen_parameters_shared_parameters_and_empty_groups() -> None:
     shared = AGCConv2d(4, 4, 1)
     model = nn.Sequential(shared, shared, AGC2d(4).requires_grad_(False))
     counts = [len(group["params"]) for group in param_groups(model, 0.1)]

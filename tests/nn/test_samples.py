@@ -1,4 +1,4 @@
-"""Samples don't meet: nothing that happens in one reaches another."""
+"""Samples are independent: a batch computes the same as its samples one by one."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def network() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_a_bad_sample_stays_alone(poison: float) -> None:
+def test_non_finite_sample_does_not_affect_others(poison: float) -> None:
     model = network()
     x = torch.randn(8, 3, 12, 12)
     g = torch.randn(8, 5)
@@ -41,7 +41,7 @@ def test_a_bad_sample_stays_alone(poison: float) -> None:
     assert torch.equal(dx[others], clean_grad[others])
 
 
-def test_a_batch_is_the_sum_of_its_samples() -> None:
+def test_batch_gradients_are_the_sum_over_samples() -> None:
     model = network().double()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
@@ -61,8 +61,8 @@ def test_a_batch_is_the_sum_of_its_samples() -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_batchnorm_fails_both() -> None:
-    """The tests above can fail: BatchNorm does."""
+def test_batchnorm_mixes_samples() -> None:
+    """A counterexample: BatchNorm fails the checks of the tests above."""
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
     x = torch.randn(8, 3, 5, 5)
     clean = model(x)

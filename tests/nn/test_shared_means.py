@@ -1,4 +1,4 @@
-"""Tiles that share means give the whole image's output; a mean that is given is subtracted."""
+"""SharedMeans: tiles with shared means give the output of the whole image."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ Span = tuple[int, int]
 
 
 class Pooling(nn.Module):
-    """Every layer that can share a mean, and a pooling among them."""
+    """All kinds of layers that can share means, with a pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,44 +32,44 @@ class Pooling(nn.Module):
 
 
 def by_halves(shared: SharedMeans, image: Tensor, at: int, halo: int, stride: int) -> Tensor:
-    """The output of two tiles, one above the other, of an image."""
+    """Compute the output of an image from an upper and a lower tile."""
     height, width = image.shape[2:]
     upper, lower = image[:, :, : at + halo], image[:, :, at - halo :]
-    counting = True
-    while counting:
+    measuring = True
+    while measuring:
         above = shared(upper, ((0, at), (0, width)))
         below = shared(lower, ((halo, height - at + halo), (0, width)))
-        counting = shared.end_pass()
+        measuring = shared.end_pass()
     return torch.cat([above[:, :, : at // stride], below[:, :, halo // stride :]], 2)
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 32, 20), (2, 3, 39, 17)])
 @torch.no_grad()
-def test_tiles_give_what_the_whole_image_gives(shape: tuple[int, ...]) -> None:
+def test_tiles_equal_the_whole_image(shape: tuple[int, ...]) -> None:
     model, image = Pooling().double(), torch.randn(*shape, dtype=torch.double)
     whole = model(image)
     with SharedMeans(model) as shared:
         assert len(shared.layers) == 4
         tiled = by_halves(shared, image, at=16, halo=6, stride=2)
     torch.testing.assert_close(tiled, whole)
-    # A halo that is too small is seen, so the comparison can fail.
+    # The comparison can fail: it does if the halo is too small.
     with SharedMeans(model) as shared:
-        torn = by_halves(shared, image, at=16, halo=2, stride=2)
-    assert not torch.allclose(torn, whole)
+        seams = by_halves(shared, image, at=16, halo=2, stride=2)
+    assert not torch.allclose(seams, whole)
 
 
 @pytest.mark.parametrize("stride", [3, 5, 6, 7])
 @torch.no_grad()
-def test_other_strides_are_refused(stride: int) -> None:
+def test_strides_that_are_no_powers_of_two_raise(stride: int) -> None:
     model = nn.Sequential(AGCConv2d(3, 6, stride, stride=stride), AGC2d(6))
     image = torch.randn(1, 3, 24 * stride, 10 * stride)
-    refusal = "cannot tell the stride|multiples of the network's stride"  # 7 is near to 8
+    refusal = "cannot tell the stride|multiples of the network's stride"  # 7 rounds to 8
     with pytest.raises(ValueError, match=refusal), SharedMeans(model) as shared:
         by_halves(shared, image, at=12 * stride, halo=2 * stride, stride=stride)
 
 
 @torch.no_grad()
-def test_convolutions_may_leave_maps_a_little_shorter() -> None:
+def test_convolutions_without_padding() -> None:
     model = nn.Sequential(AGCConv2d(3, 6, 3), AGCConv2d(6, 6, 3, stride=2)).double()
     image = torch.randn(1, 3, 95, 40, dtype=torch.double)
     with SharedMeans(model) as shared:
@@ -78,26 +78,26 @@ def test_convolutions_may_leave_maps_a_little_shorter() -> None:
 
 
 @torch.no_grad()
-def test_layers_go_on_by_themselves_afterwards() -> None:
+def test_layers_use_their_own_means_afterwards() -> None:
     model, image = Pooling(), torch.randn(1, 3, 16, 16)
     before = model(image)
     with SharedMeans(model) as shared:
-        assert shared(image[:, :, :8], ((0, 8), (0, 16))) is None  # the first layer had to count
+        assert shared(image[:, :, :8], ((0, 8), (0, 16))) is None  # the first layer was measured
     torch.testing.assert_close(model(image), before, rtol=0, atol=0)
 
 
 @torch.no_grad()
-def test_layers_are_free_after_an_error() -> None:
+def test_layers_work_after_an_error() -> None:
     model = Pooling()
     with pytest.raises(ValueError, match="channels"), SharedMeans(model) as shared:
         shared(torch.randn(1, 4, 16, 16), ((0, 16), (0, 16)))
     assert model(torch.randn(1, 3, 16, 16)).isfinite().all()
 
 
-def test_an_interior_off_the_stride_is_refused() -> None:
+def test_interior_off_the_stride_raises() -> None:
     model = Pooling()
     with torch.no_grad(), SharedMeans(model) as shared:
-        for _ in range(2):  # the third layer's maps are half as large
+        for _ in range(2):  # the maps of the third layer have half the size
             shared(torch.randn(1, 3, 17, 16), ((0, 9), (0, 16)))
             shared.end_pass()
         with pytest.raises(ValueError, match="0 to 9 of 17 pixels for a map of 8"):
@@ -115,7 +115,7 @@ def test_an_interior_off_the_stride_is_refused() -> None:
     ids=["neuron", "layer", "bare layer"],
 )
 @torch.no_grad()
-def test_one_tile_is_the_layer_itself(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+def test_one_tile_equals_the_plain_layer(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
     layer, x = make().to(dtype), torch.randn(2, 4, 12, 12).add(1).to(dtype)
     with SharedMeans(layer) as shared:
         assert shared(x, ((0, 12), (0, 12))) is None

@@ -1,4 +1,4 @@
-"""The layers under everything that PyTorch does to models."""
+"""The layers under PyTorch's transforms: compile, export, vmap, autocast, pickle and others."""
 
 import copy
 import io
@@ -11,7 +11,7 @@ from deepcontrol import AGC2d, AGCConv2d, AGCLinear
 
 
 class Network(nn.Module):
-    """Every kind of layer and activation, small."""
+    """A small network with every kind of layer and activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,10 +59,10 @@ def g(device: str) -> Tensor:
     return torch.randn(3, 4, dtype=torch.float64, device=device)
 
 
-# The compiler warns of its own deprecated parts; ours would still be errors.
+# torch.compile uses deprecated parts of torch; other warnings are still errors.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_without_a_graph_break(
+def test_compile_without_graph_breaks(
     model: nn.Module, x: Tensor, g: Tensor, dynamic: bool
 ) -> None:
     torch.compiler.reset()
@@ -71,7 +71,7 @@ def test_compile_without_a_graph_break(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_export_traces_plain_ops(model: nn.Module, x: Tensor) -> None:
+def test_export_contains_plain_ops_only(model: nn.Module, x: Tensor) -> None:
     dims = {0: torch.export.Dim("n", min=2), 2: torch.export.Dim("h", min=4)}
     exported = torch.export.export(model, (x,), dynamic_shapes=(dims,))
     assert "deepcontrol" not in exported.graph_module.code
@@ -105,7 +105,7 @@ def test_vmap_over_an_ensemble(x: Tensor) -> None:
 
 
 def test_batched_upstream_gradients(model: nn.Module, x: Tensor) -> None:
-    """torch.autograd.grad(is_grads_batched=True): a Jacobian in one backward."""
+    """torch.autograd.grad(is_grads_batched=True) computes a Jacobian in one backward."""
     x = x.requires_grad_()
     g = torch.randn(5, 3, 4, dtype=x.dtype, device=x.device)
     (together,) = torch.autograd.grad(model(x), x, g, is_grads_batched=True)
@@ -138,7 +138,7 @@ def test_meta_device(model: nn.Module, x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_a_layer_keeps_its_inputs_dtype_and_a_neuron_casts(
+def test_under_autocast_agc2d_keeps_its_input_dtype_and_agcconv2d_casts(
     dtype: torch.dtype, device: str
 ) -> None:
     layer, neuron = AGC2d(8).to(device), AGCConv2d(3, 8, 3, padding=1).to(device)
@@ -149,7 +149,7 @@ def test_under_autocast_a_layer_keeps_its_inputs_dtype_and_a_neuron_casts(
         assert layer(v).dtype == v.dtype == dtype
         y = neuron(x)
         assert y.dtype == dtype
-        assert neuron(x.double()).dtype == torch.float64  # autocast leaves doubles alone
+        assert neuron(x.double()).dtype == torch.float64  # autocast does not cast fp64
     y.backward(torch.randn_like(y))
     assert {p.grad.dtype for p in neuron.parameters()} == {torch.float32}
     assert x.grad is not None
@@ -158,13 +158,13 @@ def test_under_autocast_a_layer_keeps_its_inputs_dtype_and_a_neuron_casts(
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-def test_jit_trace_sees_plain_ops(model: nn.Module, x: Tensor) -> None:
+def test_jit_trace_contains_plain_ops_only(model: nn.Module, x: Tensor) -> None:
     traced = torch.jit.trace(model, x)
     assert "deepcontrol::" not in str(traced.inlined_graph)
     assert_same([traced(x)], [model(x)])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own rules
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by torch itself
 def test_forward_mode_differentiation(model: nn.Module, x: Tensor) -> None:
     tangent, g = torch.randn_like(x), torch.randn(3, 4, dtype=x.dtype, device=x.device)
     with torch.autograd.forward_ad.dual_level():

@@ -1,11 +1,10 @@
-"""Compile every kernel for a GPU that is not there, as a training step would launch it.
+"""Compile every kernel ahead of time for a GPU architecture, as a training step launches it.
 
-    python compile_for.py 90 bfloat16 float16      a line of JSON for each; sm_90 is an H200's
+    python compile_for.py 90 bfloat16 float16      one line of JSON per kernel; sm_90 is an H200
 
-float16 is for contiguous maps here, the others for channels_last.
-
-A driver of this file's own answers Triton's questions and launches nothing; tensors are on meta,
-which has shapes and strides and no memory. So all that runs before a launch runs as on the GPU.
+Maps are contiguous for float16 and channels_last for the other types. No GPU is needed: a stub
+driver answers Triton and launches nothing, and tensors are on the meta device, which has shapes and
+strides but no memory. Everything before a launch runs as on a GPU.
 """
 
 import functools
@@ -25,17 +24,18 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from deepcontrol.ops import window_mean
-from deepcontrol.ops.kernels import agc, agc_pool, gain, pool
-from deepcontrol.ops.open_bits import empty_bits
-from deepcontrol.ops.window_mean import Origin
+from deepcontrol.ops.activation import empty_relu_mask
+from deepcontrol.ops.triton import agc, agc_pool, gain, launch, pool
+from deepcontrol.ops.window_mean import ConvOperands
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 MULTIPROCESSORS = 132
-SIZES = [(8, 64, 256, 512), (1, 512, 16, 32), (2, 20, 37, 45)]  # cut, held by one program, odd
+SIZES = [(8, 64, 256, 512), (1, 512, 16, 32), (2, 20, 37, 45)]  # tiled, single-pass, odd
+ALWAYS = 1e9  # a consumer ratio for which every half-type map gets its sums stored
 
 
 class Driver:
-    """What Triton asks of a driver up to a launch."""
+    """The part of a Triton driver that is used up to a launch."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -59,7 +59,7 @@ class Driver:
 
     def load_binary(self, name: str, binary: bytes, *_: Any) -> tuple[int, int, int, int, int]:
         self.loaded.append((name, binary))
-        return 1, 1, 0, 0, 1024  # handles, registers, spills, the most threads of a program
+        return 1, 1, 0, 0, 1024  # module, function, registers, spills, maximum threads
 
     def launcher_cls(self, *_: Any) -> Callable[..., None]:
         return lambda *arguments: None
@@ -71,20 +71,21 @@ def maps(n: int, c: int, *size: int, dtype: torch.dtype, last: bool) -> Tensor:
 
 
 def launch_all(dtype: torch.dtype, last: bool) -> None:
-    """Every kernel, at sizes that are cut in different ways."""
+    """Launch every kernel at sizes that are tiled in different ways."""
     for shape in SIZES:
         z = maps(*shape, dtype=dtype, last=last)
         beta, lam, gamma = torch.empty(3, shape[1], device="meta")
         mean = torch.empty(shape[:2], device="meta")
-        bits = empty_bits(z, "relu")
+        mask = empty_relu_mask(z, "relu")
         filters = maps(shape[1], shape[1], 3, 3, dtype=dtype, last=last)
-        left = agc.empty_totals(z)
-        for origin in (None, Origin(z, filters, left)):
-            agc.forward(z, None, beta, lam, "relu", z, bits, left, origin)
-            agc_pool.forward(z, beta, lam, "relu", agc_pool.empty_totals(z), origin)
-        agc.forward(z, None, beta, lam, "leaky_relu", bits=empty_bits(z, "leaky_relu"))
-        agc.forward(z, gamma, beta, lam, "none")
-        agc.backward(z, bits, mean, None, beta, lam, "relu")
+        tiled = launch.tile_maps(z, False, None, 1, True)
+        map_sums = torch.empty(tiled.tiles_shape, device="meta")
+        for operands in (None, ConvOperands(z, filters, map_sums)):
+            agc.forward(z, beta, lam, "relu", z, True, ALWAYS, operands)
+            agc_pool.forward(z, beta, lam, "relu", ALWAYS, operands)
+        agc.forward(z, beta, lam, "leaky_relu", training=True)
+        agc.forward(z, beta, lam, "none", gamma=gamma)
+        agc.backward(z, mask, mean, None, beta, lam, "relu")
         agc.backward(z, z, mean, gamma, beta, lam, "none")
         agc.backward(z, z, mean, None, beta, lam, "silu")
         pooled, index = pool.pool(z, last)
@@ -98,28 +99,28 @@ def launch_all(dtype: torch.dtype, last: bool) -> None:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers of a thread, and bytes of the stack: what did not fit into them."""
+    """Return the registers per thread and the bytes of stack, where registers are spilled."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [TOOLS / "cuobjdump", "--dump-resource-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {
-        name.lower(): int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)
+        name.lower(): int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", output)
     }
 
 
 def main() -> None:
-    pretended = Driver(int(sys.argv[1]))
-    driver.set_active(pretended)
+    stub = Driver(int(sys.argv[1]))
+    driver.set_active(stub)
     torch.cuda.current_device = lambda: None  # type: ignore[assignment, return-value]
-    agc._multiprocessors = functools.cache(lambda device: MULTIPROCESSORS)
-    window_mean.WORTH = 1 << 16
+    launch._multiprocessors = functools.cache(lambda device: MULTIPROCESSORS)
+    window_mean.MIN_ELEMENTS = 1 << 16
     for dtype in sys.argv[2:]:
         launch_all(getattr(torch, dtype), last=dtype != "float16")
-        for name, binary in pretended.loaded:
+        for name, binary in stub.loaded:
             print(json.dumps({"kernel": name, "dtype": dtype, **resources(binary)}))
-        pretended.loaded.clear()
+        stub.loaded.clear()
 
 
 if __name__ == "__main__":

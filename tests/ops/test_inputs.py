@@ -1,4 +1,4 @@
-"""Layouts that must be kept, odd inputs that must work, wrong ones that must be named."""
+"""Memory layouts are preserved, unusual inputs work, wrong inputs raise with their values."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""2x2 pooling with byte indices: torch's own pooling, bit for bit, on every path."""
+"""2x2 pooling with one-byte indices equals torch's pooling bit for bit on every path."""
 
 import itertools
 import sys
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import max_pool2d, max_unpool2d
 
-import deepcontrol.ops.kernels
+import deepcontrol.ops.triton
 from deepcontrol.nn import saved_bytes
-from deepcontrol.ops import max_pool2x2, max_unpool2x2, pool_plain, tracing
+from deepcontrol.ops import dispatch, max_pool2x2, max_unpool2x2, reference
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -24,13 +24,13 @@ CASES = list(itertools.product(SHAPES, FORMATS))
 
 
 def laid_out(a: Tensor, layout: str) -> Tensor:
-    """a in that layout; told by its strides also where a map has one position."""
+    """Return a in that layout, with its strides also for maps of one position."""
     empty = torch.empty(a.shape, dtype=a.dtype, device=a.device, memory_format=FORMATS[layout])
     return empty.copy_(a)
 
 
 def maps(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> Tensor:
-    """Small integers, so that most windows have equal maxima, and every value that is special."""
+    """Return small integers, so that most windows have ties, and every special value."""
     x = torch.randint(-2, 3, shape, device=device).to(dtype)
     lot = torch.rand(shape, device=device)
     for i, value in enumerate((torch.nan, torch.inf, -torch.inf, -0.0)):
@@ -43,23 +43,23 @@ def random_like(shape: torch.Size, x: Tensor, layout: str) -> Tensor:
 
 
 def torch_positions(x: Tensor) -> tuple[Tensor, Tensor]:
-    """torch's own pooling.
+    """Run torch's own pooling in the contiguous layout.
 
-    In the contiguous layout, told by the strides too: on a GPU torch 2.11 reads a misaligned
-    address in channels_last (1, 1, 2, 2) of fp64, and no test after that one runs.
+    On a GPU torch 2.11 reads a misaligned address in channels_last (1, 1, 2, 2) of fp64, and no
+    later test in the process runs.
     """
     return max_pool2d(laid_out(x, "contiguous"), 2, return_indices=True)
 
 
 def torch_pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """torch's pooling, its positions in a plane told in a byte: 2 * dy + dx."""
+    """Run torch's pooling and convert its positions to 2 * dy + dx."""
     pooled, position = torch_positions(x)
     width = x.shape[3]
     return pooled, (2 * (position // width % 2) + position % width % 2).to(torch.uint8)
 
 
 def assert_bits(ours: Tensor, expected: Tensor) -> None:
-    """The same bits, the sign of a zero included; a NaN is a NaN. The same layout, too."""
+    """Assert equal bits, the sign of zero included; any NaN equals any NaN."""
     assert ours.dtype == expected.dtype
     assert ours.shape == expected.shape
     if ours.is_floating_point():
@@ -75,7 +75,7 @@ def assert_layout(a: Tensor, layout: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "layout"), CASES, ids=str)
-def test_pool_is_torchs(
+def test_pool_equals_torch(
     shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str
 ) -> None:
     x = maps(shape, layout, dtype, device).requires_grad_()
@@ -95,7 +95,7 @@ def test_pool_is_torchs(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "layout"), CASES, ids=str)
-def test_unpool_is_torchs(
+def test_unpool_equals_torch(
     shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str
 ) -> None:
     x = maps(shape, layout, dtype, device)
@@ -150,7 +150,7 @@ def test_any_strides(case: str, device: str) -> None:
 
 
 def distinct(shape: tuple[int, ...], layout: str) -> Tensor:
-    """Values far enough apart for finite differences not to change which is the largest."""
+    """Return values far enough apart that finite differences do not change the maxima."""
     count = torch.Size(shape).numel()
     x = torch.randperm(count).reshape(shape).double() / count
     return laid_out(x, layout)
@@ -178,7 +178,7 @@ def test_derivatives_of_both_orders(shape: tuple[int, ...], layout: str) -> None
 
 
 class PoolAndBack(nn.Module):
-    """What SegNet does between two convolutions; linear, so that nothing else is kept."""
+    """Pool and unpool as SegNet does; linear in between, so that nothing else is saved."""
 
     def forward(self, x: Tensor) -> Tensor:
         pooled, index = max_pool2x2(x)
@@ -187,12 +187,12 @@ class PoolAndBack(nn.Module):
 
 @pytest.mark.parametrize("layout", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_only_the_bytes_of_the_index_are_kept(layout: str, dtype: torch.dtype, device: str) -> None:
+def test_only_the_index_is_saved(layout: str, dtype: torch.dtype, device: str) -> None:
     x = maps((2, 8, 7, 6), layout, dtype, device).requires_grad_()
     assert saved_bytes(PoolAndBack(), x) == 2 * 8 * 3 * 3
 
 
-def test_only_the_gradients_asked_for_cost_anything() -> None:
+def test_requires_grad() -> None:
     x = torch.randn(1, 2, 4, 4, requires_grad=True)
     pooled, index = max_pool2x2(x)
     assert pooled.requires_grad
@@ -259,10 +259,10 @@ def test_meta_has_the_real_strides() -> None:
 
 def test_without_triton_there_are_no_ops_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("agc", "agc_ops", "agc_pool", "agc_pool_ops", "gain", "pool", "pool_ops"):
-        monkeypatch.delitem(sys.modules, f"deepcontrol.ops.kernels.{name}", raising=False)
-        monkeypatch.delattr(deepcontrol.ops.kernels, name, raising=False)
-    assert not tracing._register_ops()
+    for name in ("agc", "agc_pool", "blocks", "gain", "launch", "pool", "sums"):
+        monkeypatch.delitem(sys.modules, f"deepcontrol.ops.triton.{name}", raising=False)
+        monkeypatch.delattr(deepcontrol.ops.triton, name, raising=False)
+    assert not dispatch.register_ops()
 
 
 B = torch.zeros(1, 2, 3, 4, dtype=torch.uint8)
@@ -296,7 +296,7 @@ def test_wrong_inputs_are_named(call: Callable[[], object], numbers: str) -> Non
         call()
 
 
-# The parts that need Triton: its ops, and its kernels in the interpreter or on a device.
+# The tests below need Triton: registered ops, and kernels in the interpreter or on a device.
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -311,10 +311,9 @@ def test_wrong_inputs_are_named(call: Callable[[], object], numbers: str) -> Non
 )
 def test_opcheck(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device: str) -> None:
     pytest.importorskip("triton")
-    from deepcontrol.ops.kernels import pool_ops
-
+    dispatch.register_ops()
     x = laid_out(torch.randn(shape, device=device).to(dtype), layout)
-    pooled, index = pool_ops.max_pool2x2(x)
+    pooled, index = torch.ops.deepcontrol.max_pool2x2(x)
     last = layout == "channels_last"
     for grad in (False, True):
         x, pooled = x.detach().requires_grad_(grad), pooled.detach().requires_grad_(grad)
@@ -326,7 +325,7 @@ def test_opcheck(shape: tuple[int, ...], dtype: torch.dtype, layout: str, device
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.empty full of NaN (bytes: of 255): an element that no kernel writes is then seen."""
+    """Fill the memory of torch.empty with NaN or 255, so that unwritten elements show."""
     empty = torch.empty
 
     def nan(*args: object, **kwargs: object) -> Tensor:
@@ -339,24 +338,24 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("shape", "layout"), [c for c in CASES if c[0][0]], ids=str)
-def test_kernels_are_the_formulas(
+def test_kernels_equal_the_reference(
     shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: str
 ) -> None:
     pytest.importorskip("triton")
-    from deepcontrol.ops.kernels import pool as kernels
+    from deepcontrol.ops.triton import pool as kernels
 
     x = maps(shape, layout, dtype, device)
-    for result in FORMATS:  # the maps that are read may be laid out in another way
+    for result in FORMATS:  # the input may have another layout than the result
         last = result == "channels_last"
         pooled, index = kernels.pool(x, last)
-        expected, expected_index = pool_plain.pool(x)
+        expected, expected_index = reference.max_pool2x2(x)
         assert_bits(pooled, expected)
         assert_bits(index, expected_index)
         values = maps(tuple(index.shape), layout, dtype, device)
         placed = kernels.place(values, index, shape[2:], last)
-        assert_bits(placed, pool_plain.place(values, index, shape[2:]))
+        assert_bits(placed, reference.place2x2(values, index, shape[2:]))
         picked = kernels.pick(x, index, last)
-        assert_bits(picked, pool_plain.pick(x, index))
+        assert_bits(picked, reference.pick2x2(x, index))
         for a in (pooled, index, placed, picked):
             assert_layout(a, result)
 
@@ -364,12 +363,12 @@ def test_kernels_are_the_formulas(
 @pytest.mark.parametrize("case", odd_maps("cpu"))
 def test_kernels_read_any_strides(case: str, device: str) -> None:
     pytest.importorskip("triton")
-    from deepcontrol.ops.kernels import pool as kernels
+    from deepcontrol.ops.triton import pool as kernels
 
     x = odd_maps(device)[case]
     for last in (False, True):
         pooled, index = kernels.pool(x, last)
-        expected, expected_index = pool_plain.pool(x)
+        expected, expected_index = reference.max_pool2x2(x)
         assert_bits(pooled, expected)
         assert_bits(index, expected_index)
         assert_bits(kernels.pick(x, index, last), expected)

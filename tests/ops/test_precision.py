@@ -1,9 +1,9 @@
-"""Rounding errors of the ops and their gradients, beside those of the formula as one would type it.
+"""Rounding errors of the ops and their gradients, compared with a one-line formula.
 
-The yardstick is reference.py in fp64. The peer is Eq. 1 written in one line and run in the map's
-own dtype. An op may be no worse than its peer (bf16 and fp16: 1.5 times), case by case, up to one
-rounding of the terms that are summed: below that, which of two right answers is nearer is luck.
-Over all cases together luck cancels, and the op must be level (10% for what is left of luck).
+Errors are measured against reference.py in fp64. The peer is Eq. 1 written in one line and run in
+the dtype of the maps. In each case an op may be no worse than its peer (1.5 times for bf16 and
+fp16), or within one rounding of the summed terms, below which the order of two errors is chance.
+Summed over all cases, the op may exceed its peer by at most 10%.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ class Case:
     layout: str
     dtype: torch.dtype
     param_dtype: torch.dtype
-    offset: float  # how far the maps' mean is from 0, in standard deviations
+    offset: float  # of the mean from 0, in standard deviations
     seed: int
 
 
@@ -50,7 +50,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def laid_out(z: Tensor, layout: str) -> Tensor:
-    """The values of z, in another layout (or, for expanded, its first sample repeated)."""
+    """Return z in another layout; for "expanded", repeat its first sample."""
     if layout == "channels_last":
         return z.movedim(1, -1).contiguous().movedim(-1, 1)
     if layout == "transposed":
@@ -65,7 +65,7 @@ def laid_out(z: Tensor, layout: str) -> Tensor:
 
 
 def run(f: Callable[..., Tensor], inputs: list[Tensor], g: Tensor) -> list[Tensor]:
-    """f's output and the gradients of its inputs, in fp64."""
+    """Return the output of f and the gradients of its inputs in fp64."""
     leaves = [a.detach().requires_grad_() for a in inputs]
     y = f(*leaves)
     grads = torch.autograd.grad(y, leaves, g.to(y.dtype))
@@ -83,7 +83,7 @@ def typed_agc(z: Tensor, gamma: Tensor, beta: Tensor, lam: Tensor) -> Tensor:
 
 
 def summed_terms(inputs: list[Tensor], g: Tensor) -> list[Tensor]:
-    """The sums behind output and gradients with every term made positive: what roundings act on."""
+    """Return the sums behind output and gradients with absolute terms, the scale of roundings."""
     z, gamma, beta, lam = (a.double().abs() for a in inputs)
     g = g.double().abs()
     dims = tuple(range(2, z.dim()))
@@ -176,7 +176,7 @@ def test_center_bias_act(device: str, totals: dict[str, list[tuple[float, float]
             # The roundings of u reach the gradients through act'', which is at most 0.8.
             terms[1:] = summed_terms([inputs[0], one, *inputs[2:]], g * (1 + terms[0]))[1:]
         if activation == "relu":
-            # Where rounding decides if a unit is open, a gradient of either side is right.
+            # Where rounding decides the sign of u, both gradients are right.
             u = reference.center_bias_act(*(a.double() for a in (inputs[0], *inputs[2:])), "none")
             g = g.where(u.abs() > 4 * torch.finfo(case.dtype).eps * terms[0], 0)
         inputs = [inputs[0], *inputs[2:]]
@@ -199,7 +199,7 @@ def test_center_bias_act(device: str, totals: dict[str, list[tuple[float, float]
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_means_accumulate_in_fp32(dtype: torch.dtype, device: str) -> None:
-    """A bf16 sum of ones stops at 256, an fp16 sum overflows; the mean must see all positions."""
+    """A bf16 sum of ones stops at 256 and an fp16 sum overflows; the mean covers all positions."""
     z = torch.full((1, 1, 512, 512), 1.5, dtype=dtype, device=device)
     z[..., 0, 0] = 0.5
     one, zero = torch.ones(1, device=device), torch.zeros(1, device=device)

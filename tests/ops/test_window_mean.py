@@ -1,7 +1,8 @@
-"""The mean that is known before the convolution's output is read: ops/window_mean.py."""
+"""Means derived from the operands of a convolution, without reading its output."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,13 +12,13 @@ from torch import Tensor, nn
 from deepcontrol import AGCConv2d
 from deepcontrol.nn import AGCConvPool2d, unit_init_
 from deepcontrol.ops import max_unpool2x2, window_mean
-from deepcontrol.ops.window_mean import Origin
+from deepcontrol.ops.window_mean import ConvOperands
 from deepcontrol.workbench.models import SegNet
 
 pytest.importorskip("triton")
 
-from deepcontrol.ops.kernels import agc, agc_pool
-from deepcontrol.ops.kernels import window_mean as kernels
+from deepcontrol.ops.triton import agc, agc_pool, sums
+from deepcontrol.ops.triton.launch import Launch, launch, tile_maps
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
@@ -26,12 +27,27 @@ def laid_out(a: Tensor, layout: str) -> Tensor:
     return a.contiguous(memory_format=FORMATS[layout])
 
 
-SHAPES = [  # of x, and filters
+def launched(result: Tensor, launches: list[Launch]) -> Tensor:
+    for each in launches:
+        launch(*each, result.device)
+    return result
+
+
+@contextmanager
+def uninitialized_is_nan() -> Iterator[None]:
+    """Fill the memory of torch.empty with NaN, so that unwritten elements show."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+SHAPES = [  # shape of x, number of filters
     ((2, 3, 5, 7), 4),
-    ((1, 20, 6, 4), 10),  # more channels than a program takes, more filters than a block has
+    ((1, 20, 6, 4), 10),  # more channels than a program takes, more filters than a block
     ((2, 4, 1, 9), 3),
     ((1, 2, 5, 1), 2),
-    ((1, 4, 300, 2), 4),  # a border in several reads
+    ((1, 4, 300, 2), 4),  # a border read in several steps
 ]
 
 
@@ -43,34 +59,37 @@ def test_sums_of_a_convolution(
 ) -> None:
     x = laid_out(torch.randn(shape, device=device) + 0.5, layout).to(dtype)
     weight = laid_out(torch.randn(filters, shape[1], 3, 3, device=device), layout).to(dtype)
-    totals = agc.totals_of(x)
+    map_sums = launched(*sums.sum_launches(x, tile_maps(x, False, None, 0), None))
     exact = torch.conv2d(x.double(), weight.double(), padding=1).sum((2, 3))
-    swapped = weight.transpose(2, 3).contiguous().transpose(2, 3)  # in memory alone
+    swapped = (
+        weight.transpose(2, 3).contiguous().transpose(2, 3)
+    )  # the same values in another layout
     for block_f, taps in ((4, weight), (16, weight), (4, swapped)):
-        partial = kernels.window_mean(Origin(x, taps, None), totals, block_f)
-        found = partial.sum(2).flatten(1)[:, :filters]
+        partial, last = sums.window_mean_launch(ConvOperands(x, taps, None), map_sums, block_f)
+        found = launched(partial, [last]).sum(2).flatten(1)[:, :filters]
         assert (found - exact).norm() < 1e-6 * exact.norm()
 
 
 @pytest.mark.parametrize("layout", list(FORMATS))
 @pytest.mark.parametrize("shape", [(2, 5, 7, 9), (1, 8, 24, 32), (2, 20, 25, 21)], ids=str)
-def test_kernels_leave_the_sums_of_what_they_write(
-    shape: tuple[int, ...], layout: str, device: str
+def test_kernels_store_the_sums_of_their_output(
+    shape: tuple[int, ...], layout: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(window_mean, "MIN_ELEMENTS", 0)
     v = laid_out(torch.randn(shape, device=device), layout).bfloat16()
     bias, lam = torch.randn(2, shape[1], device=device)
-    totals = agc.empty_totals(v).fill_(torch.nan)
-    y, _ = agc.forward(v, None, bias, lam, "leaky_relu", totals=totals)
-    of_pool = agc_pool.empty_totals(v).fill_(torch.nan)
-    pooled, *_ = agc_pool.forward(v, bias, lam, "leaky_relu", of_pool)
-    for maps, left in ((y, totals), (pooled, of_pool)):
+    with uninitialized_is_nan():
+        y, *_, y_sums = agc.forward(v, bias, lam, "leaky_relu", consumer_ratio=1.0)
+        pooled, *_, pooled_sums = agc_pool.forward(v, bias, lam, "leaky_relu", consumer_ratio=1.0)
+    for maps, stored in ((y, y_sums), (pooled, pooled_sums)):
+        assert stored is not None
         exact = maps.double().sum((2, 3))
-        found = left.sum(2).flatten(1)[:, : shape[1]]
+        found = stored.sum(2).flatten(1)[:, : shape[1]]
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4)
 
 
 class Stages(nn.Module):
-    """An encoder's stage and a decoder's, as SegNet has them."""
+    """An encoder stage and a decoder stage, as in SegNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +97,7 @@ class Stages(nn.Module):
         self.up = nn.Sequential(AGCConv2d(6, 6, 3, padding=1), AGCConv2d(6, 3, 3, padding=1))
 
         for neuron in (*self.down, self.up[0]):
-            neuron.feeds = 1.0
+            neuron.consumer_ratio = 1.0
 
     def forward(self, x: Tensor) -> Tensor:
         pooled, index = self.down(x)
@@ -92,29 +111,33 @@ def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Kernels on a CPU, in the interpreter, and means known wherever they can be, of fp32 too.
+def derived(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Run the kernels in the interpreter and derive means wherever possible, also in fp32.
 
-    Returns a list that grows with each mean that was.
+    Returns:
+        A list to which each derived mean is appended.
     """
-    for name in ("center", "center_pool", "gain_conv", "pool"):
+    for name in ("neuron", "neuron_pool", "gain_conv", "pool"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
-        monkeypatch.setattr(module, "takes_kernels", lambda z, traced=False: True)
-    monkeypatch.setattr(window_mean, "WORTH", 0)
+        monkeypatch.setattr(module, "uses_kernels", lambda z, traced=False: True)
+    monkeypatch.setattr(window_mean, "MIN_ELEMENTS", 0)
     for name in ("window_mean", "neuron"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
     means: list[Tensor] = []
 
-    def counted(*args: object, **kwargs: object) -> Tensor:
-        means.append(kernels.window_mean(*args, **kwargs))  # type: ignore[arg-type]
-        return means[-1]
+    window_mean_launch = sums.window_mean_launch
 
-    monkeypatch.setattr(agc, "window_mean", counted)
+    def counted(*args: Any) -> Any:
+        partial_sums, last = window_mean_launch(*args)
+        means.append(partial_sums)
+        return partial_sums, last
+
+    monkeypatch.setattr(sums, "window_mean_launch", counted)
     return means
 
 
-# Of an even size; odd, where the pooling leaves a row and a column out.
+# An even size, and an odd one, where the pooling leaves out a row and a column.
 @pytest.mark.parametrize("size", [(24, 32), (25, 43)], ids=str)
 @pytest.mark.parametrize("layout", list(FORMATS))
 def test_neurons_in_a_row(
@@ -126,18 +149,18 @@ def test_neurons_in_a_row(
             parameter.add_(0.1 * torch.randn_like(parameter))
     x = laid_out(torch.randn(2, 1, *size), layout).requires_grad_()
     expected = trained(model, x)
-    means = request.getfixturevalue("known")
+    means = request.getfixturevalue("derived")
     found = trained(model, x)
     assert len(means) == 4
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_small_maps_are_read(known: list[Tensor]) -> None:
-    """Once, by programs of their own: nothing is won by knowing their means."""
+def test_small_maps_take_a_single_pass(derived: list[Tensor]) -> None:
+    """One program reads a small map only once, so deriving its mean gains nothing."""
     model = Stages()
     model(torch.randn(1, 1, 8, 8))
-    assert len(known) == 1  # but the stage's end is read by several
+    assert len(derived) == 1  # the fused pooling has no single pass
 
 
 def double(module: nn.Module, inputs: object, output: Any) -> Any:
@@ -152,28 +175,28 @@ def double_in_place(module: nn.Module, inputs: object, output: Any) -> None:
 
 @pytest.mark.parametrize("change", [double, double_in_place])
 @pytest.mark.parametrize("changed", [("down", 0), ("down", 1), ("up", 0)], ids=str)
-def test_sums_are_of_the_maps_as_they_were(
+def test_stored_sums_are_dropped_if_a_map_changes(
     change: Callable[..., Any], changed: tuple[str, int], request: pytest.FixtureRequest
 ) -> None:
-    """Whoever changes them in between, the mean is of what the convolution has read."""
+    """If a hook changes a map, the mean is still that of the convolution's output."""
     model, x = Stages(), torch.randn(1, 1, 24, 32)
     getattr(model, changed[0])[changed[1]].register_forward_hook(change)
     with torch.no_grad():
         expected = model(x)
-        means = request.getfixturevalue("known")
+        means = request.getfixturevalue("derived")
         torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
     assert len(means) == 3
 
 
-def test_nothing_is_left_behind(known: list[Tensor]) -> None:
+def test_stored_sums_are_freed(derived: list[Tensor]) -> None:
     model, x = Stages(), torch.randn(1, 1, 24, 32)
     y = model(x)
-    assert len(known) == 4
+    assert len(derived) == 4
     del y
-    assert not len(window_mean._left)
+    assert not len(window_mean._stored)
 
 
-def test_in_inference_mode(known: list[Tensor]) -> None:
+def test_in_inference_mode(derived: list[Tensor]) -> None:
     model, x = Stages(), torch.randn(1, 1, 24, 32)
     expected = model(x)
     with torch.inference_mode():
@@ -181,31 +204,33 @@ def test_in_inference_mode(known: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_not_for_types_that_a_convolution_rounds(dtype: torch.dtype) -> None:
+def test_only_for_half_types(dtype: torch.dtype) -> None:
     x, v = torch.empty(1, 1, 4, 4, dtype=dtype), torch.empty(1, 4, 1 << 12, 1 << 12, dtype=dtype)
     filters = torch.empty(4, 1, 3, 3, dtype=dtype)
-    assert not window_mean.serves(v, Origin(x, filters, None))
-    half = Origin(x.half(), filters.half(), None)
-    assert window_mean.serves(v.half(), half)
-    assert not window_mean.serves(v.half()[:, :3], half)  # the image is not small beside that
+    assert not window_mean.derives_mean(v, ConvOperands(x, filters, None))
+    half = ConvOperands(x.half(), filters.half(), None)
+    assert window_mean.derives_mean(v.half(), half)
+    assert not window_mean.derives_mean(v.half()[:, :3], half)  # x has too many channels for that
 
 
 @pytest.mark.gpu
 def test_segnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Known or read, a mean is as good: beside fp32, the gradients are as far off."""
+    """Gradients with derived means are as close to fp32 as those with read means."""
     model = SegNet(19, width=0.5).cuda().to(memory_format=torch.channels_last)
     x = laid_out(torch.randn(4, 3, 256, 512, device="cuda"), "channels_last")
     unit_init_(model, x)
     calls = []
 
-    def counted(*args: Any) -> Tensor:
-        calls.append(args)
-        return kernels.window_mean(*args)
+    window_mean_launch = sums.window_mean_launch
 
-    monkeypatch.setattr(agc, "window_mean", counted)
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return window_mean_launch(*args)
+
+    monkeypatch.setattr(sums, "window_mean_launch", counted)
 
     def trained(worth: int, half: bool) -> list[Tensor]:
-        monkeypatch.setattr(window_mean, "WORTH", worth)
+        monkeypatch.setattr(window_mean, "MIN_ELEMENTS", worth)
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             y = model(x)
         loss = y.float().square().mean()
@@ -216,11 +241,11 @@ def test_segnet(monkeypatch: pytest.MonkeyPatch) -> None:
     known = trained(1 << 19, half=True)
     assert len(calls) > 10
 
-    def off(found: list[Tensor]) -> Tensor:
-        """Of each gradient, by its own size: deep in the network some are nothing but rounding."""
+    def errors(found: list[Tensor]) -> Tensor:
+        """Return the relative error of each gradient; deep in the network some are all rounding."""
         pairs = zip(found, exact, strict=True)
         return torch.stack([(a.double() - b.double()).norm() / b.double().norm() for a, b in pairs])
 
-    ratios = (off(known) + 0.01) / (off(read) + 0.01)
+    ratios = (errors(known) + 0.01) / (errors(read) + 0.01)
     assert ratios.median() < 1.1
     assert ratios.max() < 2

@@ -1,4 +1,4 @@
-"""`deepcontrol doctor` says which path runs, and finds a path that computes something else."""
+"""`deepcontrol doctor` shows the implementation in use and finds wrong results."""
 
 import pytest
 import torch
@@ -7,23 +7,23 @@ from deepcontrol.workbench import doctor
 from deepcontrol.workbench.cli import main
 
 
-def test_it_names_versions_and_the_plain_path(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shows_versions_and_the_plain_implementation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert torch.__version__ in said
-    assert "plain torch" in said
-    assert "ok" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert torch.__version__ in output
+    assert "plain torch" in output
+    assert "ok" in output
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [path.why_plain is None for path in doctor.paths()][:2] == [False, True]
+def test_gpu_uses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [r.why_plain is None for r in doctor.check_devices()][:2] == [False, True]
     monkeypatch.setenv("DEEPCONTROL_KERNELS", "off")
-    assert doctor.paths()[1].why_plain == "DEEPCONTROL_KERNELS=off"
+    assert doctor.check_devices()[1].why_plain == "DEEPCONTROL_KERNELS=off"
 
 
 @pytest.mark.parametrize("factor", [1.01, torch.nan])
-def test_a_wrong_path_is_found(
+def test_wrong_gradients_are_found(
     factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs = doctor._outputs

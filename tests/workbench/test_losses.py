@@ -1,4 +1,4 @@
-"""The losses against slow, obvious implementations."""
+"""Losses against simple implementations with loops."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_cross_entropy_against_loops(weighted: bool) -> None:
     assert pixel_cross_entropy(logits, labels, weights).item() == pytest.approx(total / pixels)
 
 
-def test_cross_entropy_of_any_layout() -> None:
+def test_cross_entropy_with_both_memory_formats() -> None:
     logits, labels, weights = torch.randn(2, 4, 5, 3), labels_with_void(2, 5, 3), torch.rand(4)
     expected = pixel_cross_entropy(logits, labels, weights)
     last = logits.to(memory_format=torch.channels_last).requires_grad_()
@@ -59,15 +59,15 @@ def test_cross_entropy_of_any_layout() -> None:
                 pixel_cross_entropy(any_layout, wrong)
 
 
-def test_weights_of_mean_one_leave_the_scale_alone() -> None:
-    """All pixels of one class with weight 3: three times the loss, not the same one."""
+def test_loss_is_not_divided_by_the_weights() -> None:
+    """If all pixels have weight 3, the loss is three times the plain loss."""
     logits, labels = torch.randn(1, 2, 4, 4), torch.zeros(1, 4, 4, dtype=torch.uint8)
     plain = pixel_cross_entropy(logits, labels)
     weighted = pixel_cross_entropy(logits, labels, torch.tensor([3.0, 1.0]))
     torch.testing.assert_close(weighted, 3 * plain)
 
 
-def test_all_void_is_zero_with_zero_gradient() -> None:
+def test_void_pixels_have_zero_loss_and_gradient() -> None:
     logits = torch.randn(2, 3, 8, 8, requires_grad=True)
     contour = torch.randn(2, 1, 8, 8, requires_grad=True)
     void = torch.full((2, 8, 8), VOID, dtype=torch.uint8)
@@ -79,7 +79,7 @@ def test_all_void_is_zero_with_zero_gradient() -> None:
     assert not contour.grad.any()
 
 
-def test_half_logits_are_summed_in_fp32() -> None:
+def test_bf16_logits_are_summed_in_fp32() -> None:
     logits = torch.randn(1, 3, 256, 256).bfloat16()
     labels = labels_with_void(1, 256, 256, classes=3)
     loss = pixel_cross_entropy(logits, labels)
@@ -117,7 +117,7 @@ def slow_boundaries(segments: Tensor, labels: Tensor) -> Tensor:
 
 
 def scene(n: int = 2, height: int = 14, breadth: int = 17) -> tuple[Tensor, Tensor]:
-    """Segments with ids beyond int16, as Cityscapes has, and labels with void."""
+    """Make segments with ids beyond int16, as in Cityscapes, and labels with void."""
     segments = torch.full((n, height, breadth), 7)
     segments[:, 2:5, 3:9] = 33_001
     segments[0, 9:12, 10:] = 26_002
@@ -134,8 +134,8 @@ def test_boundaries_against_loops() -> None:
     assert torch.equal(boundaries(segments, labels), expected)
 
 
-@pytest.mark.parametrize("near", [1, 3])
-def test_contour_loss_against_loops(near: int) -> None:
+@pytest.mark.parametrize("radius", [1, 3])
+def test_contour_loss_against_loops(radius: int) -> None:
     segments, labels = scene()
     logits = torch.randn(2, 1, *segments.shape[1:], dtype=torch.float64)
     edge = slow_boundaries(segments, labels)
@@ -145,23 +145,23 @@ def test_contour_loss_against_loops(near: int) -> None:
         both = either = 0.0
         for y in range(segments.shape[1]):
             for x in range(segments.shape[2]):
-                close = any(abs(y - v) <= near and abs(x - u) <= near for v, u in points)
+                close = any(abs(y - v) <= radius and abs(x - u) <= radius for v, u in points)
                 if int(labels[n, y, x]) == VOID or not close:
                     continue
                 p, t = torch.sigmoid(logits[n, 0, y, x]).item(), float(edge[n, y, x])
                 both += p * t
                 either += p + t - p * t
         losses.append(1 - both / either)
-    assert contour_loss(logits, segments, labels, near).item() == pytest.approx(sum(losses) / 2)
+    assert contour_loss(logits, segments, labels, radius).item() == pytest.approx(sum(losses) / 2)
 
 
 def test_contour_loss_gradients() -> None:
     segments, labels = scene(height=8, breadth=9)
     logits = torch.randn(2, 1, 8, 9, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda a: contour_loss(a, segments, labels, near=1), logits)
+    assert gradcheck(lambda a: contour_loss(a, segments, labels, radius=1), logits)
 
 
-def test_contour_loss_ends() -> None:
+def test_contour_loss_limits() -> None:
     segments, labels = scene()
     edge = boundaries(segments, labels)[:, None]
     assert contour_loss(torch.where(edge, 50.0, -50.0), segments, labels) < 1e-6
@@ -171,7 +171,7 @@ def test_contour_loss_ends() -> None:
     assert contour_loss(torch.randn(2, 1, 14, 17), one, blank) == 0
 
 
-def test_class_and_contour_losses_are_added() -> None:
+def test_classnet_loss_is_the_sum() -> None:
     segments, labels = scene()
     classes, contour = torch.randn(2, 3, 14, 17), torch.randn(2, 1, 14, 17)
     weights = torch.rand(3)

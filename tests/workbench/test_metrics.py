@@ -1,4 +1,4 @@
-"""The confusion matrix against loops, in uneven pieces and over processes."""
+"""The confusion matrix against loops, for uneven splits and over processes."""
 
 from pathlib import Path
 
@@ -37,11 +37,11 @@ def test_against_loops() -> None:
         either = sum(c in (t, p) for t, p in pairs)
         ious.append(both / either)
     assert matrix.class_iou[: CLASSES - 1].tolist() == pytest.approx(ious)
-    assert matrix.class_iou[-1].isnan()  # never seen, never predicted
+    assert matrix.class_iou[-1].isnan()  # neither labeled nor predicted
     assert matrix.mean_iou == pytest.approx(sum(ious) / len(ious))
 
 
-def test_uneven_pieces_add_up_exactly() -> None:
+def test_uneven_splits_add_up_exactly() -> None:
     predicted, labels = predictions()
     whole, pieces = ConfusionMatrix(CLASSES), ConfusionMatrix(CLASSES)
     whole.update(predicted, labels)
@@ -50,14 +50,14 @@ def test_uneven_pieces_add_up_exactly() -> None:
     assert torch.equal(whole.counts, pieces.counts)
 
 
-def test_before_anything_was_seen() -> None:
+def test_empty_matrix_and_invalid_inputs() -> None:
     matrix = ConfusionMatrix(3)
     assert torch.tensor(matrix.pixel_error).isnan()
     assert torch.tensor(matrix.mean_iou).isnan()
     with pytest.raises(ValueError, match=r"\(2, 3\).*\(3, 2\)"):
         matrix.update(torch.zeros(2, 3), torch.zeros(3, 2))
     for predicted, label in ((0, 3), (3, 0), (-1, 1), (3, 2)):
-        with pytest.raises(ValueError, match="outside of the 3 classes"):
+        with pytest.raises(ValueError, match="must be from 0 to 2, or 255"):
             matrix.update(torch.tensor([predicted]), torch.tensor([label]))
     assert not matrix.counts.any()
 

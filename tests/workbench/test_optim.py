@@ -1,4 +1,4 @@
-"""The learning-rate rule, and SGD that can sit out."""
+"""The learning rate rule and SGD."""
 
 import pytest
 import torch
@@ -7,14 +7,14 @@ from torch import nn
 from deepcontrol.workbench.optim import learning_rate, sgd
 
 
-def test_the_rule() -> None:
+def test_learning_rate_rule() -> None:
     assert [learning_rate(n) for n in (1, 4, 8)] == pytest.approx([0.02, 0.08, 0.16])
     with pytest.raises(ValueError, match="got 0"):
         learning_rate(0)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_it_is_torchs_sgd(sharded: bool) -> None:
+def test_sgd_matches_torch(sharded: bool) -> None:
     torch.manual_seed(0)
     mine, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
     theirs.load_state_dict(mine.state_dict())
@@ -33,6 +33,6 @@ def test_it_is_torchs_sgd(sharded: bool) -> None:
 
 
 @pytest.mark.parametrize(("lr", "momentum"), [(0.0, 0.9), (0.1, 1.0), (0.1, -0.1)])
-def test_what_cannot_work_is_refused(lr: float, momentum: float) -> None:
+def test_invalid_hyperparameters_raise(lr: float, momentum: float) -> None:
     with pytest.raises(ValueError, match="got"):
         sgd(nn.Linear(2, 2).parameters(), lr, momentum)

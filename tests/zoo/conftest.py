@@ -1,8 +1,9 @@
-"""The zoo's tests need its own environment (make test-zoo); elsewhere they are left out.
+"""Skip the zoo tests outside of their own environment (make test-zoo).
 
-torchvision's wheel is made for the CUDA build of torch. Beside a CPU build its compiled operators
-do not load, and its import then fails where Python registers shapes for two of them. Declared here,
-without an implementation, they let the import pass; no model of the tests calls them.
+The torchvision wheel is built for the CUDA build of torch. With a CPU build its compiled operators
+do not load, and importing torchvision fails when it registers shapes for two of them. Declaring
+these operators here, without an implementation, makes the import work. No model of the tests calls
+them.
 """
 
 import importlib.metadata
@@ -22,14 +23,15 @@ _NEEDED = (
 )
 _COMPLETE = all(importlib.util.find_spec(name) is not None for name in _NEEDED)
 if not _COMPLETE:
-    collect_ignore_glob = ["test_*.py"]  # pytest fails if it was asked for these alone
+    collect_ignore_glob = ["test_*.py"]  # pytest fails if it is asked for these files alone
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")  # what it declares goes with it
+# At module level: the declarations live as long as this object.
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def declare_torchvision_operators() -> None:
-    """Let torchvision be imported beside a CPU build of torch, if its wheel is not for one."""
+    """Make torchvision's CUDA wheel importable with a CPU build of torch."""
     if torch.version.cuda is None and "+cpu" not in importlib.metadata.version("torchvision"):
         for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):

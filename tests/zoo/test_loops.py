@@ -1,4 +1,4 @@
-"""Training loops of other libraries: AGC models learn in them at batch 1."""
+"""AGC models train at batch 1 in the training loops of other libraries."""
 
 import lightning
 import pytest
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
-from benchmarks.zoo.measure import pictures
+from benchmarks.zoo.measure import smooth_images
 from deepcontrol import he_init_, param_groups, to_agc
 
 STEPS = 12
@@ -16,8 +16,8 @@ STEPS = 12
 
 @pytest.fixture
 def data() -> list[tuple[Tensor, int]]:
-    """Two images to be told apart, over and over."""
-    images = pictures(2, (3, 64, 64))
+    """Two images with different labels, repeated."""
+    images = smooth_images(2, (3, 64, 64))
     return [(images[i % 2], i % 2) for i in range(STEPS)]
 
 
@@ -30,7 +30,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def learned(losses: list[float]) -> bool:
-    """Whether both images' losses have fallen, by half at least."""
+    """Whether the losses of both images have at least halved."""
     return len(losses) == STEPS and sum(losses[-2:]) < 0.5 * sum(losses[:2])
 
 
@@ -81,9 +81,9 @@ def test_accelerate(data: list[tuple[Tensor, int]]) -> None:
     assert learned(losses)
 
 
-def test_accelerate_accumulates_the_gradient_of_the_whole_batch() -> None:
-    """4 times batch 1 is batch 4: no sample sees another."""
-    images, labels = pictures(4, (3, 64, 64)).double(), torch.tensor([0, 1, 0, 1])
+def test_gradient_accumulation_in_accelerate_is_exact() -> None:
+    """Four steps of batch 1 equal one of batch 4, because samples are independent."""
+    images, labels = smooth_images(4, (3, 64, 64)).double(), torch.tensor([0, 1, 0, 1])
     model = network().double()
     nn.functional.cross_entropy(model(images), labels).backward()
     whole = [p.grad.clone() for p in model.parameters()]

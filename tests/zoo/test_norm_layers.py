@@ -1,4 +1,4 @@
-"""Libraries that ask for a norm layer get AGC, as a class, by a name or by a dotted path."""
+"""AGC as the norm layer of other libraries: passed as a class, a name or a dotted path."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from torchvision.models import efficientnet_b0, mobilenet_v2, regnet_x_400mf, re
 from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.ops import FrozenBatchNorm2d
 
-from benchmarks.zoo.measure import difference, pictures, step_is_finite, tensors
+from benchmarks.zoo.measure import difference, smooth_images, step_is_finite, tensors
 from benchmarks.zoo.models import Plans
 from deepcontrol import AGC1d, AGC2d, AGC3d, fold, he_init_, to_agc
 from deepcontrol.nn import norm_act
@@ -27,7 +27,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "plugins"
 
 
 def check(model: nn.Module, layer: type[nn.Module], samples: Tensor) -> None:
-    """AGC and no other norm is in the model, which trains at batch 1 and folds."""
+    """Check that AGC is the only norm of the model, and that it trains at batch 1 and folds."""
     he_init_(model)
     assert any(isinstance(m, layer) for m in model.modules())
     assert not any(isinstance(m, (_NormBase, nn.GroupNorm)) for m in model.modules())
@@ -42,18 +42,18 @@ def check(model: nn.Module, layer: type[nn.Module], samples: Tensor) -> None:
 
 @pytest.mark.parametrize("build", [resnet18, mobilenet_v2, efficientnet_b0, regnet_x_400mf])
 def test_torchvision(build: Callable[..., nn.Module]) -> None:
-    check(build(norm_layer=AGC2d), AGC2d, pictures(1, (3, 64, 64)))
+    check(build(norm_layer=AGC2d), AGC2d, smooth_images(1, (3, 64, 64)))
 
 
-def test_torchvision_frozen_batchnorm_is_refused_in_words() -> None:
-    with pytest.raises(ValueError, match=r"'bn1' is a frozen one.*init='bn'"):
+def test_torchvision_frozen_batchnorm_raises() -> None:
+    with pytest.raises(ValueError, match=r"'bn1' is a frozen BatchNorm.*init='bn'"):
         to_agc(resnet18(norm_layer=FrozenBatchNorm2d))
 
 
-def test_torchvision_extracts_features_of_a_converted_model() -> None:
-    image = pictures(1, (3, 64, 64))
+def test_torchvision_feature_extraction_from_a_converted_model() -> None:
+    image = smooth_images(1, (3, 64, 64))
     model = to_agc(he_init_(resnet18()), example=image).eval()
-    names = ["layer1.0.conv1", "layer2"]  # a neuron by its own name, and what many of them make
+    names = ["layer1.0.conv1", "layer2"]  # one AGCConv2d, and a stage of several blocks
     seen: dict[str, Tensor] = {}
     for name in names:
         model.get_submodule(name).register_forward_hook(
@@ -68,7 +68,7 @@ def test_torchvision_extracts_features_of_a_converted_model() -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "seresnet18", "res2net50_14w_8s"])
 def test_timm_norm_layer(name: str) -> None:
-    check(timm.create_model(name, norm_layer=AGC2d), AGC2d, pictures(1, (3, 64, 64)))
+    check(timm.create_model(name, norm_layer=AGC2d), AGC2d, smooth_images(1, (3, 64, 64)))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_timm_norm_layer(name: str) -> None:
     ],
 )
 def test_timm_norm_act(name: str, act: type[nn.Module]) -> None:
-    """The same network as timm's own: as many layers, and activations where timm has them."""
+    """Compare with timm's own network: the same norms, and activations in the same places."""
     model = timm.create_model(name, norm_layer=norm_act(act))
     own = timm.create_model(name)
     norms = [m for m in own.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -94,7 +94,7 @@ def test_timm_norm_act(name: str, act: type[nn.Module]) -> None:
         if isinstance(m, nn.Sequential) and len(m) == 2 and isinstance(m[0], AGC2d)
     ]
     assert len(followed) == sum(active)
-    check(model, AGC2d, pictures(1, (3, 64, 64)))
+    check(model, AGC2d, smooth_images(1, (3, 64, 64)))
 
 
 @pytest.fixture
@@ -115,11 +115,11 @@ def test_monai(dims: int) -> None:
         SegResNet(**size, init_filters=8, norm="agc"),
         DynUNet(**size, **stages, filters=[8, 16, 32], norm_name="agc"),
     ):
-        check(model, layer, pictures(1, (1,) + (32,) * dims))
+        check(model, layer, smooth_images(1, (1,) + (32,) * dims))
 
 
 def plans(conv_op: str, **options: object) -> dict[str, object]:
-    """Plans as nnU-Net writes them, as far as the network goes."""
+    """The network section of nnU-Net plans."""
     dims = int(conv_op[-2])
     arguments = {
         "n_stages": 3,
@@ -146,7 +146,7 @@ def plans(conv_op: str, **options: object) -> dict[str, object]:
 
 
 def test_nnunet_plans(tmp_path: Path) -> None:
-    """Plans edited as the page says, read by nnU-Net, and built by nnU-Net."""
+    """Edit plans with the code of the docs page; read and build them with nnU-Net."""
     ops = {"2d": "torch.nn.modules.conv.Conv2d", "3d_fullres": "torch.nn.modules.conv.Conv3d"}
     configurations = {name: {"architecture": plans(op)} for name, op in ops.items()}
     configurations["3d_cascade"] = {"inherits_from": "3d_fullres"}
@@ -168,10 +168,10 @@ def test_nnunet_plans(tmp_path: Path) -> None:
             output_channels=3,
             deep_supervision=True,
         )
-        check(model, layer, pictures(1, (1,) + (16,) * (2 if layer is AGC2d else 3)))
+        check(model, layer, smooth_images(1, (1,) + (16,) * (2 if layer is AGC2d else 3)))
 
 
-def test_nnunet_batchnorm_converts_to_neurons() -> None:
+def test_nnunet_batchnorms_are_all_fused() -> None:
     model = Plans("PlainConvUNet", {"n_conv_per_stage": [2, 2, 2]}).build()
-    _, report = to_agc(model, example=pictures(1, (1, 16, 16, 16)), report=True)
+    _, report = to_agc(model, example=smooth_images(1, (1, 16, 16, 16)), report=True)
     assert report.count("fused") == len(report)

@@ -1,4 +1,4 @@
-"""The pages about plug-ins: their Python runs as it stands, and their links lead somewhere."""
+"""The plug-in pages of the docs: their Python code runs, and their links resolve."""
 
 import re
 from pathlib import Path
@@ -22,12 +22,12 @@ def test_code_blocks_run_in_order(
 
 
 @pytest.mark.parametrize("page", [*PAGES, DOCS / "zoo.md"], ids=lambda p: p.stem)
-def test_links_lead_to_pages(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for link in re.findall(r"\]\(([\w./-]+)\)", page.read_text()):
         assert (page.parent / link).exists(), link
 
 
-def test_the_index_knows_every_page() -> None:
+def test_index_links_every_page() -> None:
     index = (DOCS / "plugins" / "index.md").read_text()
     for page in PAGES:
         assert page.stem == "index" or f"]({page.name})" in index

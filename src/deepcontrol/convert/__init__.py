@@ -1,4 +1,4 @@
-"""Existing models to AGC (automatic gain control), and AGC models to inference."""
+"""Convert models from BatchNorm to AGC (automatic gain control), and fold them for inference."""
 
 from .calibrate import calibrate
 from .fold import fold

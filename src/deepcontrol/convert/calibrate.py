@@ -1,4 +1,4 @@
-"""An AGC model with fixed means: plain convolutions, for devices that can do no more."""
+"""Calibrate an AGC model: replace its means by constants, so that plain torch layers remain."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -8,27 +8,35 @@ import torch
 from torch import Tensor, nn
 
 from ..nn.agc import _AGC
-from ..ops.maps import map_mean
-from .fold import fold
-from .folded import _FoldedConv, plain
-from .layers import control_of
-from .tree import swap
+from ..ops.layout import map_mean
+from .fold import _FoldedConv, fold, plain_conv
+from .layers import parameters_of, replace_modules
 
 
 def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
-    """A copy of an AGC (automatic gain control) model whose means are constants, taken over data.
+    """Return a copy of an AGC (automatic gain control) model with constant means.
 
-    Every AGCConv becomes torch's own convolution with the bias beta - lambda * (the average of the
-    means that it met), and its activation as a layer; an AGC layer that no convolution feeds
-    becomes a BatchNorm in eval mode. Nothing of AGC is left to compute.
+        y = act( conv(x, gamma W) + beta - lambda * E[mean] )        E: average over the samples
 
-    This is not the same function: it no longer adapts to each image. What that costs depends on
-    the model and on how alike the images are, so measure it: evaluate fold(model), which is exact,
-    and calibrate(model, data) on the same validation set.
+    Every AGCConv becomes torch's own convolution and activation. An AGC layer that no convolution
+    feeds becomes a BatchNorm in eval mode. Only torch's own layers remain, for devices that support
+    nothing else.
 
-    data: batches of inputs, as the model takes them. A dict is given as keyword arguments, if the
-    model has these; of a tuple or list the first element is taken, as
-    torch.optim.swa_utils.update_bn has it. Each sample counts once.
+    The copy is a different function: it no longer adapts to each image. The loss of accuracy
+    depends on the model and on how similar the images are, so measure it: evaluate fold(model),
+    which is exact, and calibrate(model, data) on the same validation set.
+
+    Args:
+        model: A model with AGC layers. It is not changed.
+        data: Batches of inputs. A dict is passed as keyword arguments if the model's forward
+            accepts them. Of a tuple or list only the first element is used, as in
+            torch.optim.swa_utils.update_bn. Each sample has the same weight in the average.
+
+    Returns:
+        The calibrated copy, in eval mode.
+
+    Raises:
+        ValueError: If data has no batches, or an AGC layer of the model is never called.
 
     >>> from deepcontrol import AGCConv2d
     >>> calibrate(AGCConv2d(3, 8, 3), [torch.randn(4, 3, 16, 16)])
@@ -48,7 +56,7 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
     batches = 0
     with torch.no_grad():
         for batch in data:
-            if isinstance(batch, Mapping) and _has_arguments(folded, batch):
+            if isinstance(batch, Mapping) and _accepts_keywords(folded, batch):
                 folded(**batch)
             else:
                 folded(batch[0] if isinstance(batch, (tuple, list)) else batch)
@@ -56,25 +64,28 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
         for hook in hooks:
             hook.remove()
         if not batches:
-            raise ValueError("no data to calibrate with: it has no batches")
-        fixed: dict[nn.Module, nn.Module] = {}
+            raise ValueError(
+                "no data to calibrate with: `data` has no batches. Expected at least one; "
+                "a generator can be iterated only once"
+            )
+        constant: dict[nn.Module, nn.Module] = {}
         for name, module in folded.named_modules():
             if module in averages:
-                fixed[module] = _fixed(module, averages[module].value(name)).eval()
-    return swap(folded, fixed)
+                constant[module] = _with_constant_mean(module, averages[module].value(name)).eval()
+    return replace_modules(folded, constant)
 
 
-def _has_arguments(model: nn.Module, named: Mapping[str, Any]) -> bool:
-    """Whether a model can be called with these as keywords; it may want the dict itself."""
+def _accepts_keywords(model: nn.Module, keywords: Mapping[str, Any]) -> bool:
+    """Whether forward accepts these keyword arguments; a model may also take the dict itself."""
     try:
-        inspect.signature(model.forward).bind(**named)
+        inspect.signature(model.forward).bind(**keywords)
     except TypeError:
         return False
     return True
 
 
 class _Average:
-    """The average over samples of the means that a layer meets, (C,)."""
+    """Average over samples of the means of one layer, (C,)."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
@@ -91,21 +102,24 @@ class _Average:
 
     def value(self, name: str) -> Tensor:
         if self.total is None or not self.samples:
-            raise ValueError(f"the data never reached {name!r}: it has no mean to keep")
+            raise ValueError(
+                f"the data never reached {name!r}, so its mean is unknown: "
+                "add samples for which the model calls this layer"
+            )
         return self.total / self.samples
 
 
-def _fixed(module: nn.Module, mean: Tensor) -> nn.Module:
-    """The layer with that mean (C,) in the place of each sample's own."""
+def _with_constant_mean(module: nn.Module, mean: Tensor) -> nn.Module:
+    """Return torch's own layer for a folded convolution or AGC layer, given its mean (C,)."""
     if isinstance(module, _FoldedConv):
         bias = module.bias - module.mean_scale * mean
-        return plain(module, bias.to(module.bias.dtype))
+        return plain_conv(module, bias.to(module.bias.dtype))
     assert isinstance(module, _AGC)
-    control = control_of(module)
+    parameters = parameters_of(module)
     dims = next(d for d in (1, 2, 3) if type(module).__name__ == f"AGC{d}d")
     norm: nn.Module = getattr(nn, f"BatchNorm{dims}d")(module.num_features, eps=0.0)
-    norm = norm.to(control.gain)
-    norm.running_mean.copy_(control.mean_scale * mean)  # type: ignore[operator]
-    norm.weight.copy_(control.gain)  # type: ignore[operator]
-    norm.bias.copy_(control.bias)  # type: ignore[operator]
+    norm = norm.to(parameters.gain)
+    norm.running_mean.copy_(parameters.mean_scale * mean)  # type: ignore[operator]
+    norm.weight.copy_(parameters.gain)  # type: ignore[operator]
+    norm.bias.copy_(parameters.bias)  # type: ignore[operator]
     return norm.requires_grad_(False)

@@ -1,33 +1,79 @@
-"""An AGC model for inference: convolutions with computed biases."""
+"""Fold an AGC model for inference: convolutions with a bias computed from their input.
+
+    y = act( conv(x, V) + beta - lambda * m )          V = gamma W, m = mean of conv(x, V)
+
+The mean m follows from sums over the input x, so it is known before the convolution runs:
+
+    m[o] = sum over c, k of V[o, c, k] S[c, k] / P
+
+P is the number of output positions, and S[c, k] is the sum of x over the window that kernel tap k
+covers. Nothing passes over the output of the convolution: at batch 1, beta - lambda * m is the
+convolution's own bias.
+"""
 
 import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, addcmul, nn
+from torch.nn.functional import conv1d, conv2d, conv3d
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import type_before_parametrizations
 
-from ..nn import AGCLinear
+from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
 from ..nn.agc import _AGC
-from ..nn.conv import _AGCConv
-from .folded import activation_layers, can_fold, constant, folded
-from .layers import control_of, make_neuron
-from .links import find_links
-from .neuron import find_neuron
-from .tree import has_hooks, swap, warn_of_hooks
+from ..nn.conv import _AGCConv, check_input, padded
+from ..nn.layer import FxLeaf
+from ..ops import max_pool2x2
+from ..ops.activation import ActivationName, get_activation
+from ..ops.layout import accumulate_dtype, over_maps
+from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
+from .dataflow import trace_dataflow
+from .layers import (
+    conv_options,
+    has_hooks,
+    make_agc_conv,
+    match_conv_norm_act,
+    parameters_of,
+    replace_modules,
+    warn_dropped_hooks,
+)
+
+_CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # autocast does not support torch.convolution
+
+# Borders up to this width are sliced off. Wider ones (large dilations) are masked, because a slice
+# would make torch.export require maps that are larger than the border.
+_MAX_SLICED_BORDER = 2
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """A copy of an AGC (automatic gain control) model for inference; the model stays as it is.
+    """Return a copy of an AGC (automatic gain control) model for inference.
+
+        y = act( conv(x, gamma W) + beta - lambda * mean )
 
     Every AGCConv becomes a convolution with gamma in its filters and beta - lambda * mean as its
-    bias. The mean is that of the convolution's output, but it is computed from the input (exactly,
-    for any stride, dilation, groups and padding), so nothing passes over the output. At batch 1
-    the bias is the convolution's own; larger batches have one for each sample, which is added.
-    A convolution and the AGC1d/2d/3d that it feeds are folded in the same way. An AGC layer
-    elsewhere stays, AGCLinear becomes nn.Linear, and a neuron without any lambda a plain nn.Conv.
+    bias. The mean of the convolution's output is computed from its input, exactly for any stride,
+    dilation, groups and padding, so nothing passes over the output. At batch 1 the bias is the
+    convolution's own; larger batches have one bias per sample, which is added to the output.
 
-    The copy computes the same function up to rounding, is in eval mode and does not train.
-    torch.compile and torch.export take it, with batch, height and width left open. (Export it with
-    a batch of 2: of whatever is 1 in its example, torch.export makes a constant.)
+    A convolution and the AGC1d/2d/3d that it feeds are folded in the same way. AGC layers in other
+    places stay, AGCLinear becomes nn.Linear, and an AGCConv with lambda = 0 becomes a plain
+    convolution.
+
+    The copy computes the same function up to rounding. It is in eval mode and its parameters do not
+    require gradients. It supports torch.compile and torch.export with dynamic batch, height and
+    width. (Export it with a batch of 2 or more: torch.export turns sizes of 1 into constants.)
+
+    Args:
+        model: A model with AGC layers. It is not changed.
+
+    Returns:
+        The folded copy.
+
+    Raises:
+        ValueError: If the model is scripted or has no AGC layer.
 
     >>> from deepcontrol import AGCConv2d
     >>> model = nn.Sequential(AGCConv2d(3, 8, 3, padding=1), AGCConv2d(8, 8, 3, stride=2))
@@ -36,44 +82,257 @@ def fold(model: nn.Module) -> nn.Module:
     True
     """
     if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("a scripted module cannot be changed: fold the model first")
+        raise ValueError(
+            "the model is scripted, and a scripted module cannot be changed: "
+            "fold the model first, then script it"
+        )
     if not any(isinstance(m, (_AGC, _AGCConv, AGCLinear)) for m in model.modules()):
         raise ValueError(f"no AGC layer in {type(model).__name__}: convert it first, with to_agc")
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    model = swap(model, _merged(model))
+    model = replace_modules(model, _fuse_agc_layers(model))
     replacements: dict[nn.Module, nn.Module] = {}
     with torch.no_grad():
         for name, module in model.named_modules():
-            if module._forward_pre_hooks:  # may change its parameters, as weight norm does
+            if module._forward_pre_hooks:  # may compute its parameters, as weight norm does
                 continue
-            if can_fold(module):
-                replacements[module] = folded(module).eval()
+            if _can_fold(module):
+                replacements[module] = _fold_conv(module).eval()
             elif type(module) is AGCLinear:
-                replacements[module] = _linear(module).eval()
+                replacements[module] = _fold_linear(module).eval()
             if module in replacements:
-                warn_of_hooks(name, module)
-    return swap(model, replacements)
+                warn_dropped_hooks(name, module)
+    return replace_modules(model, replacements)
 
 
-def _merged(model: nn.Module) -> dict[nn.Module, nn.Module]:
-    """Neurons for the convolutions that feed an AGC layer and nothing else."""
+def _fuse_agc_layers(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Return an AGCConv for each convolution that feeds an AGC layer and nothing else."""
     layers = [m for m in model.modules() if isinstance(m, _AGC) and not has_hooks(m)]
-    links = find_links(model, layers)
+    flow = trace_dataflow(model, layers)
     replacements: dict[nn.Module, nn.Module] = {}
     for layer in layers:
-        found = find_neuron(layer, links)
+        found = match_conv_norm_act(layer, flow)
         if isinstance(found, str):
             continue
-        replacements[found.conv] = make_neuron(found.conv, control_of(layer), found.activation)
+        neuron = make_agc_conv(found.conv, parameters_of(layer), found.activation)
+        replacements[found.conv] = neuron
         replacements[layer] = nn.Identity()
         if found.activation_module is not None:
             replacements[found.activation_module] = nn.Identity()
     return replacements
 
 
-def _linear(layer: AGCLinear) -> nn.Module:
+def _fold_linear(layer: AGCLinear) -> nn.Module:
     """AGC over features is linear in x: a linear layer with centered filters, then activation."""
     linear = nn.Linear(layer.in_features, layer.out_features, device="meta")
-    linear.weight, linear.bias = constant(layer._centered_weight()), constant(layer.bias)
-    layers = [linear, *activation_layers(layer.activation)]
-    return nn.Sequential(*layers) if len(layers) > 1 else linear
+    linear.weight, linear.bias = _constant(layer._centered_weight()), _constant(layer.bias)
+    return _sequential([linear, *_activation_layers(layer.activation)])
+
+
+class _FoldedConv(FxLeaf, _ConvNd):
+    bias: nn.Parameter
+    mean_scale: nn.Parameter
+    activation: ActivationName
+
+    def __init__(self, neuron: _AGCConv) -> None:
+        super().__init__(**conv_options(neuron), device="meta")
+        self.weight = _constant(scaled_filters(neuron.weight, neuron.gain, neuron.weight.dtype))
+        self.bias = _constant(neuron.bias.clone())
+        self.mean_scale = _constant(neuron.mean_scale.clone())
+        self.activation = neuron.activation
+
+    def reset_parameters(self) -> None:
+        """Do nothing: the parameters are those of a trained neuron."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        check_input(self, input)
+        if input.dim() < self.weight.dim():
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        return get_activation(self.activation).apply_(self._pre_activation(input))
+
+    def _pre_activation(self, input: Tensor) -> Tensor:
+        """Compute conv(x, V) + beta - lambda * m."""
+        x, padding = padded(self, input)
+        bias = self._computed_bias(x, padding)
+        if x.shape[0] == 1:
+            return self._convolve(x, padding, bias.flatten())
+        return self._convolve(x, padding).add_(over_maps(bias, x))
+
+    def _convolve(self, x: Tensor, padding: tuple[int, ...], bias: Tensor | None = None) -> Tensor:
+        run = _CONVOLUTIONS[x.dim() - 2]
+        return run(x, self.weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def _computed_bias(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
+        """Compute beta - lambda * m, (N, C)."""
+        bias = addcmul(self.bias, self.mean_scale, self._means(x, padding), value=-1)
+        return bias.to(self.weight.dtype)
+
+    def _means(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
+        """Compute the mean of each map of conv(x, V), (N, C)."""
+        window = window_means(x, self.kernel_size, self.stride, padding, self.dilation)
+        ones, zeros = (1,) * (x.dim() - 2), (0,) * (x.dim() - 2)
+        window = window.to(self.weight.dtype)
+        return conv(window, self.weight, ones, zeros, ones, self.groups).flatten(1)
+
+    def means(self, input: Tensor) -> Tensor:
+        """Return the mean of each map of conv(x, V), (N, C); (1, C) for an unbatched input."""
+        batch = input if input.dim() == self.weight.dim() else input.unsqueeze(0)
+        return self._means(*padded(self, batch))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, activation={self.activation}"
+
+
+class FoldedConv1d(_FoldedConv, nn.Conv1d):
+    """AGCConv1d for inference: see FoldedConv2d."""
+
+
+class FoldedConv2d(_FoldedConv, nn.Conv2d):
+    """AGCConv2d for inference: a convolution with a computed bias and an activation.
+
+    `weight` is gamma W, `bias` is beta and `mean_scale` is lambda. None of them requires gradients.
+    """
+
+
+class FoldedConv3d(_FoldedConv, nn.Conv3d):
+    """AGCConv3d for inference: see FoldedConv2d."""
+
+
+class FoldedConvPool2d(FoldedConv2d):
+    """AGCConvPool2d for inference: returns pooled maps and the index of each maximum, in a byte.
+
+    ReLU runs before the pooling, although fewer elements are left after it: in a window without
+    positive values the index must be the first position, because the unpooling reads it.
+    """
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return max_pool2x2(super().forward(input))
+
+
+_FOLDED: dict[type[_AGCConv], type[_FoldedConv]] = {
+    AGCConv1d: FoldedConv1d,
+    AGCConv2d: FoldedConv2d,
+    AGCConv3d: FoldedConv3d,
+    AGCConvPool2d: FoldedConvPool2d,
+}
+
+
+def _can_fold(module: nn.Module) -> TypeGuard[_AGCConv]:
+    """Whether a module is one of the AGCConv classes with its forward not overridden."""
+    return type_before_parametrizations(module) in _FOLDED and "forward" not in vars(module)
+
+
+def _fold_conv(neuron: _AGCConv) -> nn.Module:
+    """Return the folded neuron, or a plain convolution if lambda is 0."""
+    layer = _FOLDED[type_before_parametrizations(neuron)](neuron)
+    lam = layer.mean_scale
+    if lam.is_meta or lam.any() or isinstance(layer, FoldedConvPool2d):
+        return layer
+    return plain_conv(layer, layer.bias)
+
+
+def plain_conv(layer: _FoldedConv, bias: Tensor) -> nn.Module:
+    """Return torch's own convolution with a constant bias (C,), followed by the activation."""
+    convolution = getattr(nn, f"Conv{layer.weight.dim() - 2}d")
+    plain = convolution(**conv_options(layer), device="meta")
+    plain.weight, plain.bias = layer.weight, _constant(bias.to(layer.weight))
+    layers = [plain, *_activation_layers(layer.activation)]
+    if isinstance(layer, FoldedConvPool2d):
+        layers.append(_MaxPool2x2())
+    return _sequential(layers)
+
+
+class _MaxPool2x2(FxLeaf, nn.Module):
+    """The pooling of AGCConvPool2d as a layer."""
+
+    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        return max_pool2x2(input)
+
+
+def _activation_layers(name: ActivationName) -> list[nn.Module]:
+    """Return an activation as a list of torch's layers, in-place if possible; empty for "none"."""
+    make: dict[str, Callable[[], nn.Module]] = {
+        "relu": lambda: nn.ReLU(inplace=True),
+        "leaky_relu": lambda: nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
+        "silu": lambda: nn.SiLU(inplace=True),
+        "gelu": nn.GELU,
+    }
+    return [make[name]()] if name != "none" else []
+
+
+def _sequential(layers: list[nn.Module]) -> nn.Module:
+    return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+
+
+def _constant(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value.detach(), requires_grad=False)
+
+
+def window_means(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Compute S / P: the mean of x over the window that each kernel tap covers.
+
+    The convolution of this one window is the mean of the convolution of x. S is separable: each
+    dimension is summed by itself, the outermost first, so only the first sum reads all of x. With
+    stride 1 a tap covers everything except a few rows at the borders, so S is the sum of all rows
+    minus those.
+
+    Args:
+        x: Input maps (N, C, *).
+        kernel_size: One value per spatial dimension, as the other arguments.
+        stride: Stride of the convolution.
+        padding: Zeros on both sides.
+        dilation: Dilation of the kernel.
+
+    Returns:
+        A tensor (N, C, *kernel_size), in fp32 if x has half precision.
+    """
+    count: list[int] = []
+    for i, geometry in enumerate(zip(kernel_size, stride, padding, dilation, strict=True)):
+        kernel, step, zeros, spacing = geometry
+        # Number of output positions in this dimension, before x is summed over it.
+        fits = (x.shape[2 + i] + 2 * zeros - spacing * (kernel - 1) - 1) // step + 1
+        count.append(fits)
+        heads = [max(0, tap * spacing - zeros) for tap in range(kernel)]
+        tails = [max(0, (kernel - 1 - tap) * spacing - zeros) for tap in range(kernel)]
+        if kernel == 1:  # covers every step-th position, up to the last
+            seen = x[(slice(None),) * (2 + i) + (slice(-zeros % step, None, step),)]
+            x = seen.sum(2 + i, keepdim=True, dtype=accumulate_dtype(x.dtype))
+        elif step == 1 and max(heads + tails) <= _MAX_SLICED_BORDER:
+            x = _sums_without_borders(x, 2 + i, heads, tails)
+        else:
+            x = _masked_sums(x, 2 + i, geometry, fits)
+    return x / math.prod(count)
+
+
+def _sums_without_borders(x: Tensor, dim: int, heads: list[int], tails: list[int]) -> Tensor:
+    """Sum over dim without the first `head` and last `tail` positions, for each kernel tap."""
+    dtype = accumulate_dtype(x.dtype)
+    before = (slice(None),) * dim
+    everything = x.sum(dim, keepdim=True, dtype=dtype)
+    taps = []
+    for head, tail in zip(heads, tails, strict=True):
+        seen = everything
+        if head:
+            seen = seen - x[(*before, slice(0, head))].sum(dim, keepdim=True, dtype=dtype)
+        if tail:
+            seen = seen - x[(*before, slice(-tail, None))].sum(dim, keepdim=True, dtype=dtype)
+        taps.append(seen)
+    return torch.cat(taps, dim)
+
+
+def _masked_sums(x: Tensor, dim: int, geometry: tuple[int, ...], fits: int) -> Tensor:
+    """Sum over dim the positions that each kernel tap covers, by a product with a 0/1 mask."""
+    kernel, step, zeros, spacing = geometry
+    dtype = accumulate_dtype(x.dtype)
+    position = torch.arange(x.shape[dim], device=x.device)
+    first = torch.arange(kernel, device=x.device).unsqueeze(1) * spacing - zeros
+    offset = position - first  # from the first position of the tap, (kernel, positions)
+    seen = (offset >= 0) & (offset < fits * step) & (offset % step == 0)
+    rest = x.shape[dim + 1 :]
+    flat = x.to(dtype).reshape(*x.shape[: dim + 1], math.prod(rest))
+    return torch.matmul(seen.to(dtype), flat).reshape(*x.shape[:dim], kernel, *rest)

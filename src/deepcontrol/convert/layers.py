@@ -1,122 +1,173 @@
-"""AGC layers and neurons made of what a model already has: its filters and its BatchNorms."""
+"""Match convolution, norm and activation; build AGC layers from them; replace modules."""
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
 from ..ops.activation import ActivationName
-from ..ops.maps import accumulate_dtype
+from ..ops.reference import LEAKY_SLOPE
+from .dataflow import Dataflow
 
-_NEURONS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
-_LAYERS: dict[int, type[_AGC]] = {1: AGC1d, 2: AGC2d, 3: AGC3d}
+_AGC_CONVS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
+_AGC_LAYERS: dict[int, type[_AGC]] = {1: AGC1d, 2: AGC2d, 3: AGC3d}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
-class Control:
-    """Eq. 1's three parameters for one layer, each (C,): gamma, beta and lambda."""
+class AGCParameters:
+    """The parameters of Eq. 1 for one layer, each (C,): gamma, beta and lambda."""
 
     gain: nn.Parameter
     bias: nn.Parameter
     mean_scale: nn.Parameter
 
 
-def paper_start(norm: _BatchNorm, lam: float) -> Control:
-    """gamma 1, beta 0, and lambda as given; a gamma that starts at 0 everywhere stays there."""
-    gamma = 0.0 if starts_at_zero(norm) else 1.0
-    return _control(norm, *(_like(norm).new_full((norm.num_features,), a) for a in (gamma, 0, lam)))
+@dataclass(frozen=True)
+class ConvNormAct:
+    """A convolution and an activation that are only called right before and after a norm.
+
+    activation is "none" and activation_module None if no supported activation follows the norm.
+    """
+
+    conv: _ConvNd
+    activation: ActivationName = "none"
+    activation_module: nn.Module | None = None
 
 
-def starts_at_zero(norm: _BatchNorm) -> bool:
-    """Whether gamma is 0 throughout: how residual branches are made to start as their shortcut."""
-    gamma = norm.weight
-    return gamma is not None and not gamma.is_meta and not gamma.any()
+def match_conv_norm_act(norm: nn.Module, flow: Dataflow) -> ConvNormAct | str:
+    """Return the convolution and activation around a norm, or the reason why they cannot fuse."""
+    conv = flow.sole_producer(norm)
+    if conv is None:
+        return "no single convolution feeds it"
+    reason = _unsupported(conv)
+    if reason is not None:
+        return reason
+    assert isinstance(conv, _ConvNd)
+    if flow.sole_consumer(conv) is not norm:
+        return "the convolution's output has other consumers"
+    if flow.unconfirmed & {conv, norm}:
+        return "could not trace what calls the convolution; pass example="
+    after = flow.sole_consumer(norm)
+    if (
+        after is not None
+        and after not in flow.unconfirmed
+        and flow.sole_producer(after) is norm
+        and not has_hooks(after)
+    ):
+        name = activation_name(after)
+        if name is not None:
+            return ConvNormAct(conv, name, after)
+    return ConvNormAct(conv)
 
 
-def batchnorm_start(norm: _BatchNorm) -> Control:
-    """What BatchNorm computes in eval mode, as Eq. 1 with lambda 0."""
-    mean, var = norm.running_mean, norm.running_var
-    assert mean is not None
-    assert var is not None
-    exact = accumulate_dtype(var.dtype)
-    gain = torch.rsqrt(var.to(exact) + norm.eps)
-    if norm.weight is not None:
-        gain = gain * norm.weight
-    bias = -gain * mean
-    if norm.bias is not None:
-        bias = bias + norm.bias
-    return _control(norm, gain, bias, torch.zeros_like(gain))
+def _unsupported(conv: nn.Module) -> str | None:
+    """Return why an AGCConv cannot replace this module, or None if it can."""
+    kind = type(conv).__name__
+    plain = next((c for c in _CONVOLUTIONS if isinstance(conv, c)), None)
+    if plain is None:
+        return f"{kind} feeds it"
+    if hasattr(conv, "parametrizations"):
+        return "the convolution is parametrized"
+    own = [getattr(type(conv), method) for method in ("forward", "_conv_forward")]
+    if own != [plain.forward, plain._conv_forward] or "forward" in vars(conv):
+        return f"{kind} overrides forward"
+    if not isinstance(conv.weight, nn.Parameter):
+        return "the convolution's weight is not a parameter"
+    if has_hooks(conv):
+        return "the convolution has hooks"
+    return None
 
 
-def _control(norm: _BatchNorm, gain: Tensor, bias: Tensor, mean_scale: Tensor) -> Control:
-    """Parameters with the dtype and requires_grad of the BatchNorm's own, where it has them."""
-    dtype = _like(norm).dtype
-
-    def parameter(value: Tensor, own: Tensor | None) -> nn.Parameter:
-        return nn.Parameter(value.detach().to(dtype), own is None or own.requires_grad)
-
-    return Control(
-        parameter(gain, norm.weight),
-        parameter(bias, norm.bias),
-        parameter(mean_scale, norm.weight),
-    )
-
-
-def _like(norm: _BatchNorm) -> Tensor:
-    """A tensor of the norm's dtype and device; fp32 where it has neither parameters nor buffers."""
-    for a in (norm.weight, norm.running_mean):
-        if a is not None:
-            return a.detach()
-    return torch.empty(0)
+def activation_name(module: nn.Module) -> ActivationName | None:
+    """Return the AGCConv name of an activation module, or None if AGCConv does not have it."""
+    if type(module) is nn.ReLU:
+        return "relu"
+    if type(module) is nn.LeakyReLU and module.negative_slope == LEAKY_SLOPE:
+        return "leaky_relu"
+    if type(module) is nn.SiLU:
+        return "silu"
+    if type(module) is nn.GELU and module.approximate == "none":
+        return "gelu"
+    return None
 
 
-def control_of(layer: _AGC) -> Control:
-    """The parameters of a drop-in layer, or what stands for them where it has none."""
+def make_agc_conv(conv: _ConvNd, parameters: AGCParameters, activation: ActivationName) -> _AGCConv:
+    """Build an AGCConv that shares the filters of a convolution.
+
+    A bias b of the convolution is constant over each map, and AGC leaves gamma (1 - lambda) b of
+    it. That is added to beta.
+    """
+    agc_conv = _AGC_CONVS[conv.weight.dim() - 2]
+    # On meta, because all parameters are assigned below.
+    neuron = agc_conv(**conv_options(conv), activation=activation, device="meta")
+    bias = parameters.bias
+    if conv.bias is not None:
+        left = parameters.gain * (1 - parameters.mean_scale) * conv.bias.to(parameters.gain)
+        bias = nn.Parameter((bias + left).detach(), bias.requires_grad)
+    assert isinstance(conv.weight, nn.Parameter)
+    neuron.weight = conv.weight
+    neuron.bias, neuron.gain, neuron.mean_scale = bias, parameters.gain, parameters.mean_scale
+    return neuron
+
+
+def make_agc_layer(dims: int, parameters: AGCParameters) -> _AGC:
+    """Build AGC1d, AGC2d or AGC3d with the given parameters."""
+    layer = _AGC_LAYERS[dims](len(parameters.gain), device="meta")
+    layer.weight, layer.bias = parameters.gain, parameters.bias
+    layer.mean_scale = parameters.mean_scale
+    return layer
+
+
+def parameters_of(layer: _AGC) -> AGCParameters:
+    """Return the parameters of an AGC layer, with gamma 1, beta 0, lambda 1 for missing ones."""
     given = (layer.weight, layer.bias, layer.mean_scale)
-    starts = (1.0, 0.0, 1.0)
+    defaults = (1.0, 0.0, 1.0)
     like = next((a for a in given if a is not None), torch.empty(0))
-    return Control(
+    return AGCParameters(
         *(
-            nn.Parameter(like.new_full((layer.num_features,), start)) if a is None else a
-            for a, start in zip(given, starts, strict=True)
+            nn.Parameter(like.new_full((layer.num_features,), default)) if a is None else a
+            for a, default in zip(given, defaults, strict=True)
         )
     )
 
 
-def make_neuron(conv: _ConvNd, control: Control, activation: ActivationName) -> _AGCConv:
-    """act(Eq. 1) of conv in one layer, with the very filters of conv.
-
-    A bias b of the convolution is a constant of each map, of which centring leaves
-    gamma (1 - lambda) b; that goes into beta.
-    """
-    neuron = _NEURONS[conv.weight.dim() - 2](
-        **geometry(conv), activation=activation, device="meta"
-    )  # on meta: all its parameters come from elsewhere
-    bias = control.bias
-    if conv.bias is not None:
-        left = control.gain * (1 - control.mean_scale) * conv.bias.to(control.gain)
-        bias = nn.Parameter((bias + left).detach(), bias.requires_grad)
-    assert isinstance(conv.weight, nn.Parameter)
-    neuron.weight = conv.weight
-    neuron.bias, neuron.gain, neuron.mean_scale = bias, control.gain, control.mean_scale
-    return neuron
-
-
-def make_layer(dims: int, control: Control) -> _AGC:
-    """The drop-in layer over maps of that many dimensions."""
-    layer = _LAYERS[dims](len(control.gain), device="meta")
-    layer.weight, layer.bias = control.gain, control.bias
-    layer.mean_scale = control.mean_scale
-    return layer
-
-
-def geometry(conv: _ConvNd) -> dict[str, Any]:
-    """What makes another convolution of the same shape."""
+def conv_options(conv: _ConvNd) -> dict[str, Any]:
+    """Return the constructor arguments for another convolution of the same geometry."""
     names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
     return {name: getattr(conv, name) for name in (*names, "groups", "padding_mode")}
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Replace modules wherever they are registered, in place.
+
+    Returns:
+        The model, or its replacement if the model itself is replaced.
+    """
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in replacements:
+                parent._modules[name] = replacements[child]
+    return replacements.get(model, model)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, hooks) for hooks in _HOOKS)
+
+
+def warn_dropped_hooks(name: str, module: nn.Module) -> None:
+    """Warn if a module that is replaced has hooks: they are not moved to its replacement."""
+    if has_hooks(module):
+        warnings.warn(
+            f"the hooks on {name or 'the model'} ({type(module).__name__}) are dropped, because "
+            "the module is replaced: register them again on its replacement",
+            stacklevel=3,  # skip this function and the public function that calls it
+        )

@@ -1,4 +1,4 @@
-"""What a conversion did, layer by layer, as a table."""
+"""The report of a conversion: one row per BatchNorm, printed as a table."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,9 +8,16 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Change:
-    """One BatchNorm, what it became, and why.
+    """The conversion of one BatchNorm.
 
-    kind is fused (one neuron with its convolution), replaced (a layer of its own) or skipped.
+    Attributes:
+        name: Name of the BatchNorm in the model; empty if it is the model itself.
+        was: Class name before the conversion.
+        became: Class name after the conversion; for fused layers with the name of the convolution
+            and the activation.
+        kind: "fused" (into one AGCConv with its convolution), "replaced" (by AGC1d/2d/3d) or
+            "skipped" (unchanged).
+        why: Reason for the kind, and notes on the initialization.
     """
 
     name: str
@@ -22,7 +29,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Report:
-    """The changes to a model; print it for a table."""
+    """All changes to a model, in module order. Print it for a table."""
 
     changes: tuple[Change, ...]
 
@@ -33,6 +40,7 @@ class Report:
         return len(self.changes)
 
     def count(self, kind: Literal["fused", "replaced", "skipped"]) -> int:
+        """Return the number of BatchNorms that were fused, replaced or skipped."""
         return Counter(change.kind for change in self.changes)[kind]
 
     def __str__(self) -> str:

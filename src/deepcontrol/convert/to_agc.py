@@ -1,4 +1,4 @@
-"""BatchNorm to AGC (automatic gain control), in any model."""
+"""Convert a model from BatchNorm to AGC (automatic gain control)."""
 
 import warnings
 from collections.abc import Callable
@@ -8,20 +8,26 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .batchnorm import check_can_start, find_batchnorms, layers_inside
-from .example import maps_met
-from .layers import (
-    Control,
-    batchnorm_start,
-    make_layer,
-    make_neuron,
-    paper_start,
-    starts_at_zero,
+from .batchnorm import (
+    check_can_start,
+    eval_parameters,
+    find_batchnorms,
+    has_zero_gamma,
+    paper_parameters,
+    trailing_layers,
 )
-from .links import Links, find_links
-from .neuron import Neuron, activation_name, find_neuron
+from .dataflow import observe_maps, trace_dataflow
+from .layers import (
+    AGCParameters,
+    ConvNormAct,
+    activation_name,
+    make_agc_conv,
+    make_agc_layer,
+    match_conv_norm_act,
+    replace_modules,
+    warn_dropped_hooks,
+)
 from .report import Change, Report
-from .tree import swap, warn_of_hooks
 
 Init = Literal["paper", "bn"]
 Where = Callable[[str, nn.Module], bool]
@@ -55,155 +61,178 @@ def to_agc(
     example: Any = None,
     report: bool = False,
 ) -> nn.Module | tuple[nn.Module, Report]:
-    """Put AGC (automatic gain control) where BatchNorm is, in any model, in place; returns it.
+    """Replace every BatchNorm of a model by AGC (automatic gain control), in place.
 
-    Where a convolution feeds a BatchNorm directly and feeds nothing else, the two, and the ReLU
-    behind them if there is one, become one AGCConv at the convolution's place: then the memory of
-    normalization is saved too. nn.Identity is left at the other places, so no name or index moves.
-    Every other BatchNorm becomes AGC1d/2d/3d. BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses
-    are found wherever they are. Filters stay the very parameters they were; gains, biases and
-    lambdas are new, so make the optimizer afterwards.
+    If a convolution feeds a BatchNorm directly and nothing else, the two become one AGCConv at the
+    convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU behind them. This also saves
+    the memory of the normalization. nn.Identity is left at the other places, so no module changes
+    its name or index. Every other BatchNorm becomes AGC1d/2d/3d.
 
-    where(name, batchnorm): whether to convert this one; all, if not given.
+    BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses are converted. The filters stay the same
+    nn.Parameter objects; gains, biases and lambdas are new, so create the optimizer afterwards.
 
-    init: how the layers start.
-      "paper": gamma 1, beta 0, lambda 1, for training. A trained gamma and beta are not kept: they
-      belong to maps of mean 0 and variance 1, which AGC's are not. A gamma of 0 throughout is: it
-      makes a residual branch start as its shortcut. The filters stay as they are. To train
-      from scratch start them by He's rule, which AGC relies on: he_init_(model) *before* this.
-      "bn": what a trained BatchNorm computes in eval mode, as gain and bias with lambda 0. The
-      outputs stay the same, up to rounding.
+    Only forward is traced. If another method of the model calls a convolution separately, exclude
+    its BatchNorm with `where`.
 
-    example: an input of the model (or a tuple, or a dict of keywords), to find maps of one position
-    (squeeze-and-excitation, the pooling of ASPP). There the mean is the value itself, so lambda
-    starts at 0. Without an example, only a BatchNorm1d behind a linear layer is known to be one.
-    It also shows who calls whom where the model's code is more than torch.fx can follow; without
-    it, a convolution and a BatchNorm stay two layers there. Of the code only forward is looked at:
-    where other methods call a convolution by itself, leave its BatchNorm out with `where`.
+    Args:
+        model: The model to convert. It is changed in place.
+        where: where(name, batchnorm) -> bool selects the BatchNorms to convert. Default: all.
+        init: Initialization of the AGC layers.
 
-    report: return the model and a Report, a table of what became what and why.
+            "paper": gamma 1, beta 0, lambda 1, for training. A trained gamma and beta are not kept,
+            because they belong to maps of mean 0 and variance 1; only a gamma of all zeros is,
+            because it makes a residual branch start as its shortcut. The filters do not change. To
+            train from scratch, call he_init_(model) *before* the conversion: AGC needs it.
+
+            "bn": gamma and beta that compute the same as the trained BatchNorm in eval mode, with
+            lambda 0. The outputs stay the same up to rounding.
+        example: An input of the model, a tuple of inputs or a dict of keyword arguments. The model
+            runs on it once, in eval mode. This finds maps of one position (squeeze-and-excitation,
+            the pooling of ASPP), where the mean is the value itself, so that lambda starts at 0
+            there. Without it, only a BatchNorm1d after a linear layer is known to have such maps.
+            It also shows which module calls which if torch.fx cannot trace the model; without it,
+            convolution and BatchNorm stay two layers there.
+        report: Also return a Report, a table of all changes and their reasons.
+
+    Returns:
+        The converted model (the same object, unless the model itself is a BatchNorm), or
+        (model, Report) with report=True.
+
+    Raises:
+        ValueError: If there is nothing to convert, or a BatchNorm cannot be converted. The model is
+            then unchanged.
+
+    Reference:
+        Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
+        performance training of deep convolutional neural networks".
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
     >>> model, table = to_agc(model, report=True)
     >>> print(table)
     layer  was          became                 why
-    1      BatchNorm2d  AGCConv2d at 0 (relu)  with its convolution and ReLU
+    1      BatchNorm2d  AGCConv2d at 0 (relu)  fused with its convolution and ReLU
     1 fused, 0 replaced, 0 skipped
     """
     if init not in get_args(Init):
         raise ValueError(f"unknown init {init!r}: choose one of {', '.join(get_args(Init))}")
     conversion = _Conversion(model, where, init, example)
     changes = []
-    with torch.no_grad():  # all is decided before anything changes: an error leaves the model alone
+    with torch.no_grad():  # plans all changes before the first one: an error leaves the model as is
         for name, norm in conversion.norms.items():
             changes.append(conversion.convert(name, norm))
     for name, module in model.named_modules():
         if module in conversion.replacements:
-            warn_of_hooks(name, module)
-    converted = swap(model, conversion.replacements)
+            warn_dropped_hooks(name, module)
+    converted = replace_modules(model, conversion.replacements)
     return (converted, Report(tuple(changes))) if report else converted
 
 
 class _Conversion:
-    """What is known of a model before it changes, and what will stand in place of what."""
+    """Plan the conversion of a model: fill `replacements` without changing the model."""
 
     def __init__(self, model: nn.Module, where: Where | None, init: Init, example: Any) -> None:
         self.norms = find_batchnorms(model)
         self.init = init
-        self.chosen = {m for n, m in self.norms.items() if where is None or where(n, m)}
-        self.links: Links = find_links(model, self.chosen, example)
-        self.example = example is not None
-        self.met = maps_met(model, self.chosen, example) if self.example else {}
+        self.selected = {m for n, m in self.norms.items() if where is None or where(n, m)}
+        self.flow = trace_dataflow(model, self.selected, example)
+        self.has_example = example is not None
+        self.maps = observe_maps(model, self.selected, example) if self.has_example else {}
         self.names = {module: name for name, module in model.named_modules()}
         self.replacements: dict[nn.Module, nn.Module] = {}
 
     def convert(self, name: str, norm: _BatchNorm) -> Change:
-        """Decide about one BatchNorm, and note down what takes its place."""
+        """Choose the replacement of one BatchNorm."""
         was = type(norm).__name__
-        if norm not in self.chosen:
-            return Change(name, was, was, "skipped", "`where` left it out")
-        inside = layers_inside(norm)
-        if inside is None:
+        if norm not in self.selected:
+            return Change(name, was, was, "skipped", "excluded by `where`")
+        trailing = trailing_layers(norm)
+        if trailing is None:
             warnings.warn(
-                f"{name} ({was}) is left as it is: it does more than normalize", stacklevel=3
+                f"{name} ({was}) is skipped: its forward does more than normalize and call its "
+                "children in order. Replace it by hand if it should become AGC",
+                stacklevel=3,
             )
-            return Change(name, was, was, "skipped", "its forward is its own")
+            return Change(name, was, was, "skipped", "its class overrides forward")
         check_can_start(name, norm, self.init)
-        control, notes = self._start(name, norm, inside)
-        neuron = find_neuron(norm, self.links)
-        if isinstance(neuron, str):
-            layer = make_layer(self._dims(name, norm), control).train(norm.training)
-            self.replacements[norm] = nn.Sequential(layer, *inside) if inside else layer
-            became = " + ".join(type(m).__name__ for m in (layer, *inside))
-            return Change(name, was, became, "replaced", "; ".join([neuron, *notes]))
-        became, why = self._fuse(norm, neuron, inside, control)
+        parameters, notes = self._start(name, norm, trailing)
+        match = match_conv_norm_act(norm, self.flow)
+        if isinstance(match, str):
+            layer = make_agc_layer(self._dims(name, norm), parameters).train(norm.training)
+            self.replacements[norm] = nn.Sequential(layer, *trailing) if trailing else layer
+            became = " + ".join(type(m).__name__ for m in (layer, *trailing))
+            return Change(name, was, became, "replaced", "; ".join([match, *notes]))
+        became, why = self._fuse(norm, match, trailing, parameters)
         return Change(name, was, became, "fused", "; ".join([why, *notes]))
 
     def _fuse(
-        self, norm: _BatchNorm, found: Neuron, inside: list[nn.Module], control: Control
+        self,
+        norm: _BatchNorm,
+        match: ConvNormAct,
+        trailing: list[nn.Module],
+        parameters: AGCParameters,
     ) -> tuple[str, str]:
-        """Convolution and norm to one neuron; what it became, and why."""
-        conv, activation, parts = found.conv, found.activation, ["convolution"]
-        if found.activation_module is not None and not inside:
-            self.replacements[found.activation_module] = nn.Identity()
-            parts.append(type(found.activation_module).__name__)
+        """Replace convolution, norm and activation by one AGCConv; return `became` and `why`."""
+        conv, activation, parts = match.conv, match.activation, ["convolution"]
+        if match.activation_module is not None and not trailing:
+            self.replacements[match.activation_module] = nn.Identity()
+            parts.append(type(match.activation_module).__name__)
         else:
             activation = "none"
-        if len(inside) == 1 and (own := activation_name(inside[0])) is not None:
-            parts.append(f"own {type(inside[0]).__name__}")
-            activation, inside = own, []
-        neuron = make_neuron(conv, control, activation).train(norm.training)
+        if len(trailing) == 1 and (own := activation_name(trailing[0])) is not None:
+            parts.append(f"built-in {type(trailing[0]).__name__}")
+            activation, trailing = own, []
+        neuron = make_agc_conv(conv, parameters, activation).train(norm.training)
         self.replacements[conv] = neuron
-        self.replacements[norm] = nn.Sequential(*inside) if inside else nn.Identity()
+        self.replacements[norm] = nn.Sequential(*trailing) if trailing else nn.Identity()
         became = f"{type(neuron).__name__} at {self.names[conv]} ({activation})"
-        return became, f"with its {' and '.join(parts)}"
+        return became, f"fused with its {' and '.join(parts)}"
 
     def _start(
-        self, name: str, norm: _BatchNorm, inside: list[nn.Module]
-    ) -> tuple[Control, list[str]]:
-        """Where the layer starts, and what there is to say about it."""
+        self, name: str, norm: _BatchNorm, trailing: list[nn.Module]
+    ) -> tuple[AGCParameters, list[str]]:
+        """Return the initial parameters of the AGC layer, and notes on them for the report."""
         notes = []
-        single = self._one_position(norm)
+        single = self._single_position(norm)
         if single:
             notes.append(f"lambda 0: {single}")
-        elif self.example and norm not in self.met:
+        elif self.has_example and norm not in self.maps:
             notes.append("not reached by the example")
         if self.init == "bn":
-            return batchnorm_start(norm), notes
-        if starts_at_zero(norm):
+            return eval_parameters(norm), notes
+        if has_zero_gamma(norm):
             notes.append("gamma 0 kept")
-        # An activation inside the norm stands between it and the pooling.
-        if not single and not inside and self.links.meets_global_mean(norm):
+        # A trailing activation lies between the norm and the pooling.
+        if not single and not trailing and self.flow.feeds_global_pool(norm):
             notes.append("hazard: global average pooling follows")
             warnings.warn(
                 f"{name} is followed by global average pooling: at lambda 1 every map has mean "
-                "beta, so the pooled features are constant until lambda has moved. Leave it out "
+                "beta, so the pooled features stay constant until lambda has changed. Exclude it "
                 "with `where`, or start it at lambda 0",
                 stacklevel=4,
             )
-        return paper_start(norm, lam=0.0 if single else 1.0), notes
+        return paper_parameters(norm, lam=0.0 if single else 1.0), notes
 
-    def _one_position(self, norm: _BatchNorm) -> str | None:
-        """How it is known that the norm's maps have one position, or None."""
-        if norm in self.met:
-            return "maps of one position" if self.met[norm][1] == 1 else None
-        if isinstance(self.links.only_before(norm), nn.Linear):
-            return "behind a linear layer, one position"
+    def _single_position(self, norm: _BatchNorm) -> str | None:
+        """Return how the maps of the norm are known to have one position, or None."""
+        if norm in self.maps:
+            return "maps of one position" if self.maps[norm][1] == 1 else None
+        if isinstance(self.flow.sole_producer(norm), nn.Linear):
+            return "one position after a linear layer"
         return None
 
     def _dims(self, name: str, norm: _BatchNorm) -> int:
-        """Dimensions of the norm's maps, which SyncBatchNorm does not say."""
+        """Return the number of spatial dimensions; SyncBatchNorm works for any number."""
         for d in (1, 2, 3):
             if isinstance(norm, getattr(nn, f"BatchNorm{d}d")):
                 return d
-        if norm in self.met:
-            return max(self.met[norm][0], 1)
-        everywhere = {
+        if norm in self.maps:
+            return max(self.maps[norm][0], 1)
+        conv_dims = {
             d for d in (1, 2, 3) for m in self.names if isinstance(m, getattr(nn, f"Conv{d}d"))
         }
-        if len(everywhere) != 1:
+        if len(conv_dims) != 1:
             raise ValueError(
-                f"{name!r} ({type(norm).__name__}) does not say if its maps have 1, 2 or 3 "
-                "dimensions: give an example input"
+                f"{name!r} ({type(norm).__name__}) accepts maps of 1, 2 or 3 dimensions, and the "
+                "model's convolutions do not determine which: pass example="
             )
-        return everywhere.pop()
+        return conv_dims.pop()

@@ -1,14 +1,13 @@
-"""What users type: the AGC layers, how they start, and how they are optimized."""
+"""AGC layers, their initialization, parameter groups and memory measurement."""
 
 from .agc import AGC1d, AGC2d, AGC3d
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
-from .init import he_init_, identity_init_
+from .init import he_init_, identity_init_, unit_init_
 from .linear import AGCLinear
 from .memory import saved_bytes
 from .norm_act import norm_act
 from .param_groups import param_groups
 from .shared_means import SharedMeans
-from .unit_init import unit_init_
 
 __all__ = [
     "AGC1d",

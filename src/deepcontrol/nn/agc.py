@@ -1,4 +1,4 @@
-"""AGC (automatic gain control) as a layer: it stands where BatchNorm stands."""
+"""AGC (automatic gain control) as a drop-in replacement for BatchNorm."""
 
 import warnings
 from typing import Any
@@ -6,22 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import agc
-from ..ops.given_mean import agc_given_mean
-from ..ops.maps import positions
-from .hazards import warn_if_single_position
+from ..ops.agc import agc, agc_given_mean
+from ..ops.layout import positions
+from .layer import FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
-from .symbolic import OneNode
 
 _BATCHNORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-class _AGC(OneNode, nn.Module):
-    _dims: tuple[int, ...]  # what BatchNorm of the same dimension accepts
+class _AGC(FxLeaf, nn.Module):
+    _dims: tuple[int, ...]  # number of input dimensions that BatchNorm1d/2d/3d accepts
     weight: nn.Parameter | None
     bias: nn.Parameter | None
     mean_scale: nn.Parameter | None
-    shared_means: SharedMeans | None = None  # set where the maps are tiles of larger ones
+    shared_means: SharedMeans | None = None  # set by SharedMeans for tiled inference
 
     def __init__(
         self,
@@ -35,19 +33,19 @@ class _AGC(OneNode, nn.Module):
         *,
         bias: bool = True,
     ) -> None:
-        # eps, momentum and track_running_stats are BatchNorm's: there is no variance to guard and
-        # there are no statistics to track, so they are accepted and have no effect.
+        # eps, momentum and track_running_stats are accepted for compatibility with BatchNorm and
+        # have no effect: AGC divides by no variance and tracks no statistics.
         super().__init__()
         self.num_features = num_features
         self.affine = affine
         for name in ("weight", "bias", "mean_scale"):
             parameter = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
-            there = affine and (bias or name != "bias")
-            self.register_parameter(name, parameter if there else None)
+            used = affine and (bias or name != "bias")
+            self.register_parameter(name, parameter if used else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """gamma = 1, beta = 0, lambda = 1. From lambda = 0 deep networks do not train."""
+        """Set gamma = 1, beta = 0, lambda = 1. Deep networks do not train from lambda = 0."""
         for parameter, start in ((self.weight, 1.0), (self.bias, 0.0), (self.mean_scale, 1.0)):
             if parameter is not None:
                 nn.init.constant_(parameter, start)
@@ -56,7 +54,8 @@ class _AGC(OneNode, nn.Module):
         if input.dim() not in self._dims:
             expected = " or ".join(f"{d}-D" for d in self._dims)
             raise ValueError(
-                f"expected {expected} input, got {input.dim()}-D: {tuple(input.shape)}"
+                f"expected {expected} input, got {input.dim()}-D input of shape "
+                f"{tuple(input.shape)}"
             )
         if input.shape[1] != self.num_features:
             raise ValueError(
@@ -88,13 +87,14 @@ class _AGC(OneNode, nn.Module):
                 del state_dict[key]
             if self.mean_scale is not None:
                 own = self.mean_scale.detach()
-                if own.is_meta:  # assigned from the state dict, which has no lambda to assign
+                if own.is_meta:  # load_state_dict(assign=True) needs a real tensor for lambda
                     own = torch.ones_like(state_dict[prefix + "weight"])
                 state_dict.setdefault(prefix + "mean_scale", own)
             warnings.warn(
-                f"this state dict is BatchNorm's: {', '.join(statistics)} dropped, since AGC keeps "
-                "no statistics, and mean_scale left as it is. The outputs will differ from "
-                "BatchNorm's until the model is trained again.",
+                f"the state dict is from a BatchNorm: {', '.join(statistics)} dropped, because AGC "
+                "has no statistics, and mean_scale left unchanged. The outputs differ from "
+                "BatchNorm's until the model is trained. To keep them, load the state dict into "
+                "the BatchNorm model and convert it with to_agc(model, init='bn').",
                 stacklevel=2,
             )
         super()._load_from_state_dict(
@@ -103,10 +103,10 @@ class _AGC(OneNode, nn.Module):
 
 
 class AGC1d(_AGC):
-    """AGC (automatic gain control) over (N, C, L): see AGC2d.
+    """AGC (automatic gain control) over (N, C, L), replacing BatchNorm1d. See AGC2d.
 
-    Like BatchNorm1d it also takes (N, C), but there a map is one position and lambda = 1 leaves
-    only the bias: after a linear layer use AGCLinear, or start at lambda = 0.
+    Like BatchNorm1d it also accepts (N, C). A map then has one position, so lambda = 1 leaves only
+    the bias: after a linear layer use AGCLinear, or start at lambda = 0.
 
     >>> AGC1d(8)(torch.randn(1, 8, 16)).shape
     torch.Size([1, 8, 16])
@@ -116,16 +116,31 @@ class AGC1d(_AGC):
 
 
 class AGC2d(_AGC):
-    """AGC (automatic gain control) over maps (N, C, H, W), in BatchNorm2d's place.
+    """AGC (automatic gain control) over feature maps (N, C, H, W), replacing BatchNorm2d.
 
         y = gamma * (z - lambda * mean(z)) + beta          mean over H, W, per sample and channel
 
-    Parameters, each (C,): `weight` (gamma, starts at 1), `bias` (beta, 0), `mean_scale` (lambda,
-    1). No buffers: the function is the same in training and evaluation and for any batch size.
-    `affine=False` leaves z - mean(z). The other arguments of BatchNorm2d are accepted and ignored.
+    Input and output have the same shape. There are no buffers: the function is the same in training
+    and eval mode and for every batch size.
 
-    This layer keeps its input for its backward, as BatchNorm2d does. Where the convolution before
-    it is yours to replace, AGCConv2d computes the same without that.
+    The layer saves its input for the backward, as BatchNorm2d does. AGCConv2d computes convolution,
+    AGC and activation without that; use it if you can replace the convolution too.
+
+    Args:
+        num_features: Number of channels C.
+        eps: Accepted for compatibility with BatchNorm2d, without effect; so are momentum and
+            track_running_stats.
+        affine: Without it there are no parameters, and y = z - mean(z).
+        bias: Without it there is no beta.
+
+    Attributes:
+        weight: gamma, (C,), starts at 1.
+        bias: beta, (C,), starts at 0.
+        mean_scale: lambda, (C,), starts at 1.
+
+    Reference:
+        Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
+        performance training of deep convolutional neural networks".
 
     >>> layer = AGC2d(8)
     >>> layer(torch.randn(1, 8, 16, 16)).shape
@@ -136,7 +151,7 @@ class AGC2d(_AGC):
 
 
 class AGC3d(_AGC):
-    """AGC (automatic gain control) over volumes (N, C, D, H, W): see AGC2d.
+    """AGC (automatic gain control) over volumes (N, C, D, H, W), replacing BatchNorm3d. See AGC2d.
 
     >>> AGC3d(8)(torch.randn(1, 8, 4, 6, 6)).shape
     torch.Size([1, 8, 4, 6, 6])

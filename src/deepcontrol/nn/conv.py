@@ -1,27 +1,38 @@
-"""The paper's neuron: a convolution with AGC (automatic gain control) and nonlinearity inside."""
+"""The paper's neuron: convolution, AGC (automatic gain control) and activation in one layer."""
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..ops import gain_conv, max_pool2x2
-from ..ops.activation import ActivationName, get_activation
-from ..ops.given_mean import center_bias_act_given_mean
-from ..ops.maps import positions
-from ..ops.neuron import Geometry, Parameters, neuron, neuron_pool
-from .hazards import warn_if_single_position
+from ..ops.activation import ActivationName, activation_name
+from ..ops.gain_conv import cast_input
+from ..ops.layout import positions
+from ..ops.neuron import (
+    FusedNeuron,
+    Geometry,
+    NeuronConfig,
+    center_bias_act_given_mean,
+    runs_fused,
+    unfused_neuron,
+)
+from ..ops.neuron_pool import FusedNeuronPool, unfused_neuron_pool
+from ..ops.window_mean import store_map_sums, stored_map_sums
 from .init import he_normal_, reset_all_but_filters_
+from .layer import FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
-from .symbolic import OneNode
 
 
-class _AGCConv(OneNode, _ConvNd):
+class _AGCConv(FxLeaf, _ConvNd):
     bias: nn.Parameter
     activation: ActivationName
-    shared_means: SharedMeans | None = None  # set where the maps are tiles of larger ones
-    feeds = 0.0  # set where the next neuron is known: elements it writes for each that it reads
+    shared_means: SharedMeans | None = None  # set while the input is a tile of a larger image
+    # Output elements per input element of the consumer, set by models that know it; 0 if unknown.
+    consumer_ratio = 0.0
 
     def __init__(
         self,
@@ -32,14 +43,21 @@ class _AGCConv(OneNode, _ConvNd):
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
-        activation: ActivationName = "relu",
         *,
+        activation: ActivationName | nn.Module | type[nn.Module] | None = "relu",
+        bias: bool = True,
         padding_mode: str = "zeros",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        get_activation(activation)
-        self.activation = activation  # before torch's constructor, which resets the parameters
+        if not bias:
+            raise ValueError(
+                f"{type(self).__name__} does not support bias=False: its bias is beta of Eq. 1 and "
+                "replaces the bias of the normalization layer. Leave out bias=False; to keep beta "
+                "at 0, freeze it with layer.bias.requires_grad_(False)."
+            )
+        # Before torch's constructor, which resets the parameters.
+        self.activation = activation_name(activation)
         super().__init__(  # type: ignore[call-arg]
             in_channels,
             out_channels,
@@ -57,49 +75,77 @@ class _AGCConv(OneNode, _ConvNd):
         self.mean_scale = nn.Parameter(torch.ones(out_channels, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        """He fan-in filters, gain = 1, bias = 0, mean_scale = 1.
+        """Initialize the filters with He fan-in, gain to 1, bias to 0 and mean_scale to 1.
 
-        AGC does not bring the signal to a fixed scale, so the filters must start at the right one:
-        torch's own default for convolutions would lose it within a few layers.
+        AGC does not normalize the scale of the signal, so the filters must start at the right one.
+        With torch's default for convolutions the signal vanishes within a few layers.
         """
         he_normal_(self)
-        reset_all_but_filters_(self)  # the gain is not there yet while torch's constructor runs
+        reset_all_but_filters_(self)  # torch's constructor calls this before the gain exists
 
     def forward(self, input: Tensor) -> Tensor:
         check_input(self, input)
-        if input.dim() < self.weight.dim():
-            return self._neuron(input.unsqueeze(0)).squeeze(0)
-        return self._neuron(input)
-
-    def _neuron(self, input: Tensor) -> Tensor:
+        has_batch = input.dim() == self.weight.dim()
+        x = input if has_batch else input.unsqueeze(0)
         if self.shared_means is not None:
-            return self._given_mean(self._convolved(input), self.shared_means)
-        y = neuron(*self._of(input), self.activation, self.feeds)
+            y = self._forward_with_shared_mean(x, self.shared_means)
+        elif runs_fused(self.activation):
+            # Called here and not in a helper, so that few Python frames lie above the launch.
+            y, _, map_sums = FusedNeuron.apply(*self._fused_arguments(x))
+            store_map_sums(y, map_sums)
+        else:
+            y = unfused_neuron(*self._unfused_arguments(x))
         warn_if_single_position(self, positions(y))
-        return y
+        return y if has_batch else y.squeeze(0)
 
-    def _of(self, input: Tensor) -> tuple[Tensor, Parameters, Geometry]:
+    def _fused_arguments(self, input: Tensor) -> tuple[Any, ...]:
+        # One read of each parameter: a parametrized one (weight norm) is computed at each access.
+        x, weight, gain, bias, mean_scale, geometry, activation = self._unfused_arguments(input)
+        x = cast_input(x, weight, gain, self.groups)
+        config = NeuronConfig(geometry, activation, self.consumer_ratio, stored_map_sums(x))
+        return x, weight, gain, bias, mean_scale, config
+
+    def _unfused_arguments(self, input: Tensor) -> tuple[Any, ...]:
         x, padding = padded(self, input)
-        parameters = Parameters(self.weight, self.gain, self.bias, self.mean_scale)
-        return x, parameters, Geometry(self.stride, padding, self.dilation, self.groups)
+        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
+        parameters = (self.weight, self.gain, self.bias, self.mean_scale)
+        return x, *parameters, geometry, self.activation
 
-    def _given_mean(self, v: Tensor, shared: SharedMeans) -> Tensor:
+    def _forward_with_shared_mean(self, input: Tensor, shared: SharedMeans) -> Tensor:
+        v = self._convolved(input)
         mean = shared.of(v)
         return center_bias_act_given_mean(v, mean, self.bias, self.mean_scale, self.activation)
 
     def _convolved(self, input: Tensor) -> Tensor:
-        """conv(x, gamma W)"""
-        x, parameters, geometry = self._of(input)
-        v = gain_conv(x, parameters.weight, parameters.gain, *geometry)
+        """Return conv(x, gamma W)."""
+        x, padding = padded(self, input)
+        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
+        v = gain_conv(x, self.weight, self.gain, *geometry)
         warn_if_single_position(self, positions(v))
         return v
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # torch's fuser takes an AGCConv2d for a plain convolution: it copies the layer and assigns
+        # the fused weight and bias. That is right only if nothing follows beta in the layer.
+        follows = self._follows_beta() if name in ("weight", "bias") else None
+        if follows is not None and sys._getframe(1).f_code is fuse_conv_bn_eval.__code__:
+            raise NotImplementedError(
+                f"cannot fuse a BatchNorm into {type(self).__name__} with "
+                f"activation={self.activation!r}: the {follows} of the layer lies between the two. "
+                'Only a layer with activation="none" and without pooling can be fused. Leave the '
+                "BatchNorm unfused, or replace it with deepcontrol.to_agc."
+            )
+        super().__setattr__(name, value)
+
+    def _follows_beta(self) -> str | None:
+        return None if self.activation == "none" else "activation"
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, activation={self.activation}"
 
 
 def check_input(conv: _ConvNd, input: Tensor) -> None:
-    """ValueError, with the numbers, unless input is (N, C, *) or (C, *) of the right C."""
+    """Raise ValueError unless input is (N, C, *) or (C, *) with the channels of conv."""
     spatial = conv.weight.dim() - 2
     if input.dim() not in (spatial + 1, spatial + 2):
         raise ValueError(
@@ -114,11 +160,11 @@ def check_input(conv: _ConvNd, input: Tensor) -> None:
 
 
 def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """x and the zero padding that is left to the convolution, which can only pad evenly."""
+    """Pad x as far as torch.convolution cannot; return it and the zero padding that remains."""
     both_sides = conv._reversed_padding_repeated_twice
     if conv.padding_mode != "zeros":
         x = nn.functional.pad(x, both_sides, mode=conv.padding_mode)
-    elif both_sides[::2] != both_sides[1::2]:  # "same" around an even kernel
+    elif both_sides[::2] != both_sides[1::2]:  # "same" with an even kernel
         x = nn.functional.pad(x, both_sides)
     else:
         return x, tuple(both_sides[::-2])
@@ -134,17 +180,32 @@ class AGCConv1d(_AGCConv, nn.Conv1d):
 
 
 class AGCConv2d(_AGCConv, nn.Conv2d):
-    """A convolution, AGC (automatic gain control) and activation in one: the paper's neuron, Eq. 1.
+    """Convolution, AGC (automatic gain control) and activation in one: the paper's neuron, Eq. 1.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x * W, mean over H, W per sample
 
-    It computes what Conv2d(bias=False), AGC2d and the activation compute in turn, but with the
-    gain in the weights: conv(x, gamma W), less lambda times its mean, plus beta, activated. For
-    relu, leaky_relu and none, its backward needs x and N x C means, and no other map.
+    It computes the same as Conv2d(bias=False), AGC2d and the activation one after the other, with
+    the gain in the weights: conv(x, gamma W) minus lambda times its mean, plus beta, activated. For
+    relu, leaky_relu and none, the layer saves x and N x C means for backward, and no other map.
 
-    It is an nn.Conv2d: `weight` is the filter W and `bias` is beta (starts at 0); it adds `gain`
-    (gamma, 1) and `mean_scale` (lambda, 1), each (out_channels,). activation is one of relu,
-    leaky_relu, silu, gelu, none. Under autocast it returns autocast's dtype, as Conv2d does.
+    It is an nn.Conv2d: `weight` is the filter W and `bias` is beta (initially 0). It adds `gain`
+    (gamma, 1) and `mean_scale` (lambda, 1), each (out_channels,). Training and evaluation are the
+    same function, for any batch size. Under autocast the output has autocast's dtype, as with
+    Conv2d.
+
+    Reference: Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and
+    high performance training of deep convolutional neural networks".
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups: As in nn.Conv2d.
+        activation: "relu", "leaky_relu", "silu", "gelu" or "none"; or nn.ReLU, nn.LeakyReLU,
+            nn.SiLU, nn.GELU or nn.Identity, as a class or an instance with default settings. For
+            any other, use "none" and put the module behind the layer.
+        bias: Must be True: beta is part of the neuron.
+        padding_mode, device, dtype: As in nn.Conv2d.
+
+    Shape:
+        (N, in_channels, H, W) or (in_channels, H, W) -> the output shape of nn.Conv2d.
 
     >>> neuron = AGCConv2d(3, 16, kernel_size=3, padding=1)
     >>> neuron(torch.randn(1, 3, 32, 32)).shape
@@ -153,18 +214,20 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
 
 
 class AGCConvPool2d(AGCConv2d):
-    """The neuron and a 2x2 max pooling in one: what ends a stage of an encoder. See AGCConv2d.
+    """The neuron and 2x2 max pooling in one, for the end of an encoder stage. See AGCConv2d.
 
-    Returns the pooled maps (N, C, H // 2, W // 2) and their index, a byte for each, for
-    ops.max_unpool2x2: the same as max_pool2x2(AGCConv2d(...)(x)). The unpooled map is not kept for
-    the backward, and on a GPU not even written.
+    It computes max_pool2x2(AGCConv2d(...)(x)). The full map is not saved for backward, and on a GPU
+    it is not even written.
+
+    Returns:
+        The pooled maps (N, C, H // 2, W // 2), and their index in uint8 for ops.max_unpool2x2.
 
     >>> pooled, index = AGCConvPool2d(3, 16, kernel_size=3, padding=1)(torch.randn(1, 3, 32, 32))
     >>> pooled.shape, index.dtype
     (torch.Size([1, 16, 16, 16]), torch.uint8)
     """
 
-    pools = True  # for identity_init_, which starts afresh after a pooling
+    pools = True  # identity_init_ uses He initialization for the layer after a pooling
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         if input.dim() != 4 or input.shape[1] != self.in_channels:
@@ -172,8 +235,15 @@ class AGCConvPool2d(AGCConv2d):
                 f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"
             )
         if self.shared_means is not None:
-            return max_pool2x2(self._given_mean(self._convolved(input), self.shared_means))
-        return neuron_pool(*self._of(input), self.activation, self.feeds)
+            return max_pool2x2(self._forward_with_shared_mean(input, self.shared_means))
+        if not runs_fused(self.activation):
+            return unfused_neuron_pool(*self._unfused_arguments(input))
+        pooled, index, _, map_sums = FusedNeuronPool.apply(*self._fused_arguments(input))
+        store_map_sums(pooled, map_sums)
+        return pooled, index
+
+    def _follows_beta(self) -> str:
+        return "pooling"
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):

@@ -1,12 +1,17 @@
-"""The paper's two ways to start a network: He fan-in, and identity."""
+"""Initialize whole networks: He fan-in and identity (the paper's), and unit variance."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
+
+from ..ops.layout import map_mean, over_maps
+
+OUTPUT_SCALE = 0.1  # unit_init_: scale of the output layers relative to He fan-in
 
 _KINDS = ("MaxPool", "AvgPool", "AdaptiveMaxPool", "AdaptiveAvgPool", "LPPool", "MaxUnpool")
 _POOLING = (
@@ -17,11 +22,20 @@ _POOLING = (
 
 
 def he_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
-    """Start every layer of a model as the paper does, in place; returns the model.
+    """Initialize every layer of a model with He fan-in, in place, as the paper does.
 
-    Filters of convolutions and linear layers are normal with variance 2 / fan-in (He et al.,
-    1 / fan-in for an AGC neuron without activation), biases 0. Norms and AGC (automatic gain
-    control) layers start over: gamma = 1, beta = 0, lambda = 1. Other layers are left alone.
+        W ~ N(0, 2 / fan_in)        1 / fan_in for an AGC neuron with activation="none"
+
+    This applies to the filters of convolutions and linear layers; their biases become 0. Norms and
+    AGC (automatic gain control) layers are reset: gamma = 1, beta = 0, lambda = 1. Other layers,
+    such as embeddings, are not changed.
+
+    Args:
+        model: The model to initialize.
+        generator: Random number generator for the filters; torch's default if None.
+
+    Returns:
+        The same model.
 
     >>> model = he_init_(nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU()))
     >>> bool(model[0].bias.any())
@@ -37,14 +51,23 @@ def he_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.M
 
 
 def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
-    """The paper's variant: identity in all layers except the first after a pooling; in place.
+    """Initialize convolutions as the identity except after poolings, in place (paper's variant).
 
-    A convolution that keeps its number of channels and has an odd kernel starts as the identity
-    (Dirac) filter. He fan-in starts all others: the first layer of the model, the first after each
-    pooling, unpooling or strided convolution, those that change the number of channels, and the
-    linear ones. Layers and poolings are taken in the order in which the model registers them: a
-    pooling that is a function call, or one module used in several places, is not seen, and the
-    layer after it must be given he_normal_ by hand.
+    A convolution with an odd kernel, stride 1 and as many output as input channels gets the
+    identity (Dirac) filter. All other layers get He fan-in: the first layer of the model, the first
+    one after each pooling, unpooling or strided convolution, those that change the number of
+    channels, and linear layers.
+
+    Layers and poolings are visited in the order in which the model registers them. A pooling that
+    is a function call, or one module used in several places, is not found; call he_normal_ on the
+    layer after it yourself.
+
+    Args:
+        model: The model to initialize.
+        generator: Random number generator for the He filters; torch's default if None.
+
+    Returns:
+        The same model.
 
     >>> model = identity_init_(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1)))
     >>> x = torch.randn(1, 8, 5, 5)
@@ -64,12 +87,107 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
     return model
 
 
+def unit_init_(
+    model: nn.Module,
+    example: Any,
+    outputs: Iterable[nn.Module] = (),
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Initialize with He fan-in, then scale every pre-activation to variance 1, in place.
+
+    He fan-in preserves the second moment of the signal from layer to layer. AGC subtracts the map
+    mean, which after a ReLU carries 1/pi of that moment, so the signal shrinks in every layer:
+    SegNet's logits and gradients start at a thousandth of BatchNorm's. This initialization divides
+    each layer's filters by the standard deviation of its pre-activation on an example, layer after
+    layer (Mishkin and Matas, "All you need is a good init", 2016). It is not part of the paper.
+
+    AGC1d/2d/3d layers have their gamma scaled. AGCLinear layers keep He fan-in.
+
+    Args:
+        model: The model to initialize.
+        example: A typical input of the model, or a tuple of its inputs. A few images are enough.
+        outputs: The layers that end the model. They start at a tenth of He fan-in, because large
+            random outputs cost the first training steps.
+        generator: Random number generator for the filters; torch's default if None.
+
+    Returns:
+        The same model.
+
+    >>> from deepcontrol import AGCConv2d
+    >>> neuron, head = AGCConv2d(3, 8, 3, activation="none"), nn.Conv2d(8, 2, 1)
+    >>> images = 7 * torch.randn(2, 3, 16, 16)
+    >>> model = unit_init_(nn.Sequential(neuron, head), images, outputs=[head])
+    >>> f"{neuron(images).std().item():.3f}"
+    '1.000'
+    """
+    return scale_to_unit_(he_init_(model, generator), example, outputs)
+
+
+@torch.no_grad()
+def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] = ()) -> nn.Module:
+    """Scale the filters of an initialized model to unit pre-activations: unit_init_ without He."""
+    for layer in outputs:
+        assert isinstance(layer.weight, Tensor)
+        set_filters_(layer, OUTPUT_SCALE * layer.weight)
+    scaled: set[nn.Module] = set()  # a module that is called twice is scaled once
+
+    def scale(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
+        if layer in scaled:
+            return output
+        scaled.add(layer)
+        if isinstance(layer.weight, Tensor):
+            set_filters_(layer, _unit_scale(layer, inputs[0]) * layer.weight)
+        return layer.forward(*inputs)
+
+    hooks = [m.register_forward_hook(scale) for m in model.modules() if _is_agc_over_maps(m)]
+    try:
+        model(*example) if isinstance(example, tuple) else model(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return model
+
+
+def _is_agc_over_maps(module: nn.Module) -> bool:
+    """Whether a module is AGC1d/2d/3d or AGCConv1d/2d/3d."""
+    # By attribute, not by class: conv.py imports this module.
+    return hasattr(module, "shared_means")
+
+
+def _unit_scale(layer: Any, x: Tensor) -> float:
+    """Return 1 / std of the pre-activation of an AGC layer for its input x."""
+    measured = _MeasuredScale(layer.mean_scale)
+    layer.shared_means = measured
+    try:
+        layer.forward(x)
+    finally:
+        layer.shared_means = None
+    return measured.scale
+
+
+class _MeasuredScale:
+    """Take the place of SharedMeans in a layer, to see its maps before their mean is subtracted."""
+
+    scale = 1.0
+
+    def __init__(self, mean_scale: Tensor) -> None:
+        self.mean_scale = mean_scale
+
+    def of(self, z: Tensor) -> Tensor:
+        mean = map_mean(z)
+        centered = z - over_maps(self.mean_scale * mean, z)
+        before, after = z.float().std().item(), centered.float().std().item()
+        if after > 1e-3 * before:  # else only rounding errors are left, as on 1x1 maps
+            self.scale = 1 / after
+        return mean
+
+
 def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
-    """Fill a layer's filters from N(0, gain^2 / fan-in), gain^2 = 2, or 1 before no activation."""
+    """Fill a layer's filters from N(0, 2 / fan_in), or N(0, 1 / fan_in) without an activation."""
     weight: Tensor = layer.weight
     fan_in = math.prod(weight.shape[1:])
     if isinstance(layer, _ConvTransposeNd):
-        # Weight is (in, out / groups, *), and of its taps only 1 in prod(stride) meets an output.
+        # weight is (in, out / groups, *), and 1 of prod(stride) taps contributes to an output.
         taps = math.prod(weight.shape[2:]) / math.prod(layer.stride)
         fan_in = weight.shape[0] / layer.groups * taps  # type: ignore[assignment]
     variance = 1.0 if getattr(layer, "activation", "relu") == "none" else 2.0
@@ -83,7 +201,7 @@ def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
 
 @torch.no_grad()
 def set_filters_(layer: Any, filters: Tensor) -> Tensor:
-    """Where the weight is computed (weight norm, say), it is set by assigning to it."""
+    """Set a layer's filters, also if they are parametrized (weight norm)."""
     if is_parametrized(layer, "weight"):
         layer.weight = filters
     else:
@@ -92,17 +210,18 @@ def set_filters_(layer: Any, filters: Tensor) -> Tensor:
     return weight
 
 
-def _is_norm(module: nn.Module) -> bool:
-    """A layer whose own parameters are all per channel, and which knows how to start over."""
-    own = list(module.parameters(recurse=False))
-    return bool(own) and all(p.dim() == 1 for p in own) and hasattr(module, "reset_parameters")
-
-
 def reset_all_but_filters_(layer: nn.Module) -> None:
+    """Set bias = 0, gain = 1 and mean_scale = 1, for those that the layer has."""
     for name, start in (("bias", 0.0), ("gain", 1.0), ("mean_scale", 1.0)):
         parameter = getattr(layer, name, None)
         if isinstance(parameter, Tensor):
             nn.init.constant_(parameter, start)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Whether all own parameters are per channel and the module can reset them."""
+    own = list(module.parameters(recurse=False))
+    return bool(own) and all(p.dim() == 1 for p in own) and hasattr(module, "reset_parameters")
 
 
 def _can_be_identity(layer: _ConvNd) -> bool:

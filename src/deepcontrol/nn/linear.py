@@ -1,30 +1,39 @@
-"""AGC (automatic gain control) for fully connected layers, which the paper leaves open."""
+"""AGC (automatic gain control) for fully connected layers."""
 
 import torch
 from torch import Tensor, nn
 
 from ..ops.activation import ActivationName, get_activation
-from ..ops.maps import accumulate_dtype
-from .hazards import warn_if_single_position
+from ..ops.layout import accumulate_dtype
 from .init import he_normal_, reset_all_but_filters_
-from .symbolic import OneNode
+from .layer import FxLeaf, warn_if_single_position
 
 
-class AGCLinear(OneNode, nn.Linear):
-    """A fully connected AGC neuron: Eq. 1 with the layer's own features as the map.
+class AGCLinear(FxLeaf, nn.Linear):
+    """A linear layer with AGC (automatic gain control) over its features, and an activation.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x W^T, mean over the features
 
-    The paper leaves fully connected layers open. A unit has no map there, so the background of
-    each sample is taken over the layer's out_features. Since that mean is linear in x, the whole
-    neuron is one ordinary linear layer whose filters are centered,
+    The paper does not define AGC for fully connected layers. A unit has no feature map there, so
+    the mean of each sample is taken over the out_features of the layer. This mean is linear in x,
+    so the layer is an ordinary linear layer with centered filters,
 
         y = act( x (gamma * (W - lambda * mean of W over its rows))^T + beta )
 
-    with no pass over its output; what it costs more is a centered copy of W.
+    without a pass over its output. The extra cost is a centered copy of W.
 
-    Parameters: `weight` W, `bias` beta (starts at 0), `gain` gamma (1), `mean_scale` lambda (1).
-    activation is one of relu, leaky_relu, silu, gelu, none.
+    Shapes: (*, in_features) -> (*, out_features).
+
+    Args:
+        in_features: Size of each input sample.
+        out_features: Size of each output sample.
+        activation: One of "relu", "leaky_relu", "silu", "gelu", "none".
+
+    Attributes:
+        weight: W, (out_features, in_features), He fan-in.
+        bias: beta, (out_features,), starts at 0.
+        gain: gamma, (out_features,), starts at 1.
+        mean_scale: lambda, (out_features,), starts at 1.
 
     >>> AGCLinear(8, 4)(torch.randn(1, 8)).shape
     torch.Size([1, 4])
@@ -43,15 +52,15 @@ class AGCLinear(OneNode, nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         get_activation(activation)
-        self.activation = activation  # before torch's constructor, which resets the parameters
+        self.activation = activation  # before super().__init__(), which calls reset_parameters
         super().__init__(in_features, out_features, True, device=device, dtype=dtype)
         self.gain = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
         self.mean_scale = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        """He fan-in filters, gain = 1, bias = 0, mean_scale = 1."""
+        """Set He fan-in filters, gain = 1, bias = 0, mean_scale = 1."""
         he_normal_(self)
-        reset_all_but_filters_(self)  # the gain is not there yet while torch's constructor runs
+        reset_all_but_filters_(self)  # super().__init__() calls this before the gain exists
 
     def forward(self, input: Tensor) -> Tensor:
         if not input.is_floating_point():

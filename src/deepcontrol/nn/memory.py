@@ -1,4 +1,4 @@
-"""How many bytes a model keeps for its backward: the memory that decides the largest batch."""
+"""Measure the saved tensors of a model: the memory that limits the batch size."""
 
 from typing import Any
 
@@ -7,14 +7,22 @@ from torch import Tensor, nn
 
 
 def saved_bytes(model: nn.Module, *inputs: Any) -> int:
-    """Bytes that autograd keeps between model(*inputs) and its backward, the model's own apart.
+    """Return the bytes that autograd saves for the backward of model(*inputs).
 
-    Each storage counts once, however many layers keep it: a layer's output that is also the next
-    layer's input costs nothing more.
+    Parameters and buffers of the model are not counted. Each storage is counted once, even if
+    several layers save it: an output that is also the next layer's input adds nothing. Meta tensors
+    work too.
+
+    Args:
+        model: The model to run.
+        *inputs: Its inputs.
+
+    Returns:
+        The number of bytes.
 
     >>> from deepcontrol import AGCConv2d
     >>> x = torch.randn(1, 3, 10, 10)
-    >>> saved_bytes(AGCConv2d(3, 8, 3, activation="none"), x) == x.nbytes + 8 * 4  # and 8 means
+    >>> saved_bytes(AGCConv2d(3, 8, 3, activation="none"), x) == x.nbytes + 8 * 4  # plus 8 means
     True
     """
     own = {_storage(a) for a in (*model.parameters(), *model.buffers())}
@@ -22,7 +30,7 @@ def saved_bytes(model: nn.Module, *inputs: Any) -> int:
 
     def pack(a: Tensor) -> Tensor:
         if _storage(a) not in own:
-            saved[_storage(a)] = a  # kept alive here, so that no storage takes another's place
+            saved[_storage(a)] = a  # keeps the storage alive, so that no other one gets its address
         return a
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda a: a):
@@ -31,4 +39,4 @@ def saved_bytes(model: nn.Module, *inputs: Any) -> int:
 
 
 def _storage(a: Tensor) -> int:
-    return a.untyped_storage()._cdata  # unlike data_ptr, also told apart on meta
+    return a.untyped_storage()._cdata  # unlike data_ptr, distinct for meta tensors too

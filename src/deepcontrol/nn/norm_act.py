@@ -1,4 +1,4 @@
-"""AGC and the activation behind it, for libraries that ask for the two as one layer."""
+"""AGC with an activation as one layer, for libraries that expect a `norm_act` layer (timm)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,16 +9,21 @@ from .agc import AGC2d
 
 
 def norm_act(act_layer: Callable[[], nn.Module] = nn.ReLU) -> Callable[..., nn.Module]:
-    """A function that makes AGC2d with that activation behind it: a `norm_act` layer of timm.
+    """Return a factory for AGC2d followed by an activation: a `norm_act` layer for timm.
 
-    timm's EfficientNets, MobileNetV2s, ResNetV2s and others take it as their norm_layer. It must be
-    a function, since timm knows its own classes by name, and it must bring the activation along,
-    since timm hands one to its own classes alone:
+    EfficientNet, MobileNetV2, ResNetV2 and other models of timm take it as norm_layer:
 
         timm.create_model("efficientnet_b0", norm_layer=norm_act(nn.SiLU))
 
-    The function has the arguments of timm's BatchNormAct2d that its models use. apply_act=False
-    leaves the activation out; inplace is accepted and has no effect.
+    timm passes an activation only to its own norm classes, which it finds by name. The factory is
+    therefore a function that brings the activation along.
+
+    Args:
+        act_layer: Called without arguments to create the activation of each layer.
+
+    Returns:
+        A function (num_features, ..., apply_act=True, inplace=True) -> nn.Module with the arguments
+        of timm's BatchNormAct2d. apply_act=False omits the activation; inplace has no effect.
 
     >>> norm_act(nn.SiLU)(8)
     Sequential(

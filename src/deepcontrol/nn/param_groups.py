@@ -1,4 +1,4 @@
-"""What weight decay is for: the filters, and nothing else."""
+"""Parameter groups: weight decay for the filters only."""
 
 from typing import Any
 
@@ -6,11 +6,17 @@ from torch import nn
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups for an optimizer: filters with weight decay; gains, mean scales, biases without.
+    """Return optimizer groups: filters with weight decay; gains, lambdas and biases without.
 
-    Filters are the parameters of two or more dimensions. Decaying a gain would decay its filter a
-    second time, and decaying lambda would pull it to 0, where deep networks do not train. Frozen
-    parameters are left out, shared ones appear once.
+    Filters are the parameters with two or more dimensions. Decay of a gain would decay its filter a
+    second time, and decay of lambda would pull it to 0, where deep networks do not train.
+
+    Args:
+        model: The model to optimize. Frozen parameters are excluded; shared ones appear once.
+        weight_decay: Weight decay of the filters.
+
+    Returns:
+        At most two groups, {"params": [...], "weight_decay": ...}; empty groups are omitted.
 
     >>> from deepcontrol import AGCConv2d
     >>> groups = param_groups(AGCConv2d(3, 8, 3), weight_decay=1e-4)

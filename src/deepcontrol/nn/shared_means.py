@@ -1,17 +1,19 @@
-"""One mean for all tiles of an image, so that AGC labels it as if it had seen it whole.
+"""Share one mean between all tiles of an image, for tiled inference without seams.
 
-A tile has another mean than its image, and AGC (automatic gain control) subtracts the mean: tiles
-that go through a network one by one show seams. Here the layers get the mean of the whole image,
-counted layer by layer over all tiles, each of which counts its interior, where no other tile does:
+AGC (automatic gain control) subtracts the mean of a map, and the mean of a tile differs from the
+mean of its image: tiles that are processed independently show seams. SharedMeans gives the layers
+the mean of the whole image, measured layer by layer. Each tile contributes its interior, which
+overlaps with no other interior:
 
-    pass k          layers before the k-th subtract what was counted; the k-th counts, and the
-                    forward of the tile ends there
-    the last pass   all layers subtract what was counted: the output
+    pass k          layers before layer k subtract their measured mean; layer k sums up its maps,
+                    and the forward of the tile stops there
+    last pass       all layers subtract their measured means: the output
 
-A layer's maps depend on the means before it, so this order is not a choice: all layers counting in
-every pass, each with the means of the pass before, end in the same means after as many passes, and
-until then are further off than tiles with means of their own (LOG.md). A pass ends at its layer,
-so that all of them cost about half as much as that many whole ones.
+The maps of a layer depend on the means of the layers before it, so the layers must be measured in
+order. Measuring all layers in every pass, with the means of the previous pass, needs as many passes
+to reach the same means, and its intermediate outputs are worse than those of independent tiles
+(dev/LOG.md). Because a pass stops at its layer, all passes together cost about half as much as the
+same number of full forwards.
 """
 
 import math
@@ -20,34 +22,40 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..ops.maps import accumulate_dtype
+from ..ops.layout import accumulate_dtype
 
-Span = tuple[int, int]  # from and up to, in pixels
+Span = tuple[int, int]  # start and stop, in pixels
 
 
-class _CountedError(Exception):
-    """Ends a forward at the layer that was to count: what comes after it has no mean yet."""
+class _StopForward(Exception):  # noqa: N818 (control flow, not an error)
+    """Stop a forward after the layer that is measured in this pass."""
 
 
 class SharedMeans:
-    """While it is entered, the AGC layers of `model` subtract one mean for all tiles.
+    """Context manager in which the AGC layers of a model subtract one mean for all tiles.
 
-    Call it on every tile of the image, then `end_pass`, and again until that says that nothing was
-    left to count: the outputs of the last pass are those of the whole image, as far as the tiles'
-    own borders don't reach. Layers are told apart by the order in which they are called. Strides
-    must be powers of two, and maps lose no more than a tenth by convolutions that do not pad;
-    pads_to: the multiple that the model pads its input to, below and right.
+    Call it on every tile of the image, then call `end_pass`, and repeat until `end_pass` returns
+    False. The outputs of the last pass equal those of the whole image, except near the borders of a
+    tile, where the tile lacks context.
+
+    Layers are identified by the order in which they are called. The strides of the network must be
+    powers of two, and convolutions without padding may shorten a map by a tenth at most.
+
+    Args:
+        model: A model with AGC layers over 2-D maps.
+        pads_to: The model pads height and width of its input to multiples of this, at the bottom
+            and right.
 
     >>> import torch
     >>> from deepcontrol import AGCConv2d
     >>> model = AGCConv2d(3, 8, 3, padding=1)
     >>> image = torch.randn(1, 3, 64, 64)
     >>> with torch.no_grad(), SharedMeans(model) as shared:
-    ...     counting = True
-    ...     while counting:
+    ...     measuring = True
+    ...     while measuring:
     ...         upper = shared(image[:, :, :36], interior=((0, 32), (0, 64)))
     ...         lower = shared(image[:, :, 28:], interior=((4, 36), (0, 64)))
-    ...         counting = shared.end_pass()
+    ...         measuring = shared.end_pass()
     >>> tiled = torch.cat([upper[:, :, :32], lower[:, :, 4:]], 2)
     >>> torch.allclose(tiled, model(image), atol=1e-5)
     True
@@ -56,8 +64,8 @@ class SharedMeans:
     def __init__(self, model: nn.Module, pads_to: int = 1) -> None:
         self.model, self.pads_to = model, pads_to
         self.layers = [m for m in model.modules() if hasattr(m, "shared_means")]
-        self._means: list[Tensor] = []  # (N, C) of the layers counted so far
-        self._sum: Tensor | None = None  # of the layer that counts in this pass, in fp64
+        self._means: list[Tensor] = []  # (N, C), of the layers measured so far
+        self._sum: Tensor | None = None  # (N, C) in fp64, of the layer measured in this pass
         self._positions = 0
         self._tile: tuple[tuple[int, int], tuple[Span, Span]]  # size, interior
         self._calls = 0
@@ -77,33 +85,42 @@ class SharedMeans:
             layer.shared_means = None  # type: ignore[assignment]
 
     def __call__(self, tile: Tensor, interior: tuple[Span, Span]) -> Any:
-        """The model's output on a tile (N, C, H, W), or None where a layer still had to count.
+        """Run the model on a tile.
 
-        interior: the rows and columns of the tile that no other tile counts. An interior that
-        reaches the tile's end reaches the image's, with whatever rounding leaves there.
+        Args:
+            tile: (N, C, H, W).
+            interior: ((row start, row stop), (column start, column stop)): the part of the tile
+                that belongs to no other tile's interior. Starts and stops must be multiples of the
+                network's stride, except for a stop at the end of the tile.
+
+        Returns:
+            The output of the model, or None if a layer was measured in this pass.
         """
         height, width = tile.shape[2:]
         self._tile, self._calls = ((height, width), interior), 0
         try:
             return self.model(tile)
-        except _CountedError:
+        except _StopForward:
             return None
 
     def of(self, v: Tensor) -> Tensor:
-        """For a layer: the mean (N, C) to subtract from its maps v (N, C, H, W)."""
+        """Return the mean (N, C) that a layer subtracts from its maps v (N, C, H, W).
+
+        Called by the layers. The layer that is measured in this pass stops the forward instead.
+        """
         call = self._calls
         self._calls += 1
         if call < len(self._means):
             return self._means[call].to(accumulate_dtype(v.dtype))
-        self._count(v)
-        raise _CountedError
+        self._measure(v)
+        raise _StopForward
 
-    def _count(self, v: Tensor) -> None:
-        (height, width), (of_rows, of_columns) = self._tile
-        rows = _in_map(v.shape[2], height, self._padded(height), of_rows)
-        columns = _in_map(v.shape[3], width, self._padded(width), of_columns)
+    def _measure(self, v: Tensor) -> None:
+        (height, width), (row_span, column_span) = self._tile
+        rows = _in_map(v.shape[2], height, self._padded(height), row_span)
+        columns = _in_map(v.shape[3], width, self._padded(width), column_span)
         inner = v[:, :, rows, columns]
-        # The tiles are added up in fp64: there may be any number of them.
+        # In fp64, because the number of tiles is not bounded.
         total = inner.sum((2, 3), dtype=accumulate_dtype(v.dtype)).double()
         self._sum = total if self._sum is None else self._sum + total
         self._positions += math.prod(inner.shape[2:])
@@ -112,7 +129,7 @@ class SharedMeans:
         return -(-length // self.pads_to) * self.pads_to
 
     def end_pass(self) -> bool:
-        """All tiles were seen: keep what was counted. False if no layer was left to count."""
+        """Finish a pass over all tiles. Return False if no layer was left to measure."""
         if self._sum is None:
             return False
         self._means.append(self._sum / self._positions)
@@ -121,10 +138,16 @@ class SharedMeans:
 
 
 def _in_map(length: int, tile: int, padded: int, span: Span) -> slice:
-    """The part of a map of this length that a span of its tile, padded to so much, becomes.
+    """Map a span of a tile to the positions of a feature map.
 
-    Networks halve their maps, and round: 225 pixels have maps of 225, 112, 56, 28, 14 and 7. Where
-    convolutions do not pad, maps are a little shorter, by a position or a tenth of them.
+    Networks halve their maps and round: 225 pixels become maps of 225, 112, 56, 28, 14 and 7.
+    Convolutions without padding shorten a map a little, by one position or a tenth.
+
+    Args:
+        length: Length of the map.
+        tile: Length of the tile.
+        padded: Length of the tile after the model's padding.
+        span: Start and stop in the tile.
     """
     start, stop = span
     if (start, stop) == (0, tile):
@@ -132,13 +155,13 @@ def _in_map(length: int, tile: int, padded: int, span: Span) -> slice:
     stride = 2 ** max(0, round(math.log2(padded / length)))
     if not padded // stride - max(1, length / 10) <= length <= -(-padded // stride):
         raise ValueError(
-            f"cannot tell the stride of a map of {length} for {padded} pixels: means are shared in "
-            "networks that halve their maps, by convolutions that pad (a tenth may be lost), and "
-            "that pad their input as pads_to says"
+            f"cannot tell the stride of a map of {length} positions for {padded} pixels. "
+            "Expected strides that are powers of two, and padded convolutions (a map may be a "
+            "tenth shorter). If the model pads its input, pass the multiple as pads_to"
         )
     if start % stride or (stop != tile and stop % stride):
         raise ValueError(
-            "a tile's interior must lie on multiples of the network's stride: "
-            f"got {start} to {stop} of {tile} pixels for a map of {length}"
+            f"the interior {start} to {stop} of {tile} pixels for a map of {length} is not "
+            f"aligned: it must start and stop at multiples of the network's stride, {stride} here"
         )
     return slice(start // stride, length if stop == tile else stop // stride)

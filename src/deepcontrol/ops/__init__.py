@@ -1,12 +1,13 @@
-"""Eq. 1 as arithmetic, and the pooling beside it.
+"""Eq. 1 and 2x2 pooling as differentiable ops.
 
-reference.py is Eq. 1's specification; the other files are its fast forms.
+reference.py is the specification, in plain PyTorch. The other modules compute the same faster, and
+triton/ holds their GPU kernels.
 """
 
 from .agc import agc
-from .center import center_bias_act
-from .center_pool import center_bias_act_pool
 from .gain_conv import gain_conv
+from .neuron import center_bias_act
+from .neuron_pool import center_bias_act_pool
 from .pool import max_pool2x2, max_unpool2x2
 
 __all__ = [

@@ -1,13 +1,13 @@
-"""Eq. 1 as an op of its own, for the layer that stands where BatchNorm stands.
+"""Eq. 1 as an op of its own, for the layer that replaces BatchNorm.
 
-    y = gamma * (z - lam * m) + beta                  m = mean of z over the map, (N, C)
+    y = gamma * (z - lambda * m) + beta               m = mean of z over the map, (N, C)
 
-With g the gradient of y, and all sums over positions p and samples s:
+With g the gradient of y, and sums over positions p and samples s:
 
-    dz = gamma * (g - lam * mean(g))       dbeta = sum g
-    dgamma = sum g * (z - lam * m)         dlam = -gamma * sum_s m_s * sum_p g
+    dz = gamma * (g - lambda * mean(g))    dbeta = sum g
+    dgamma = sum g * (z - lambda * m)      dlambda = -gamma * sum_s m_s * sum_p g
 
-It keeps z, as BatchNorm does. The neuron (center.py, made in the same way) need not.
+The op saves z for backward, as BatchNorm does. The fused neuron (neuron.py) does not.
 """
 
 from typing import Any
@@ -16,8 +16,14 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .backend import takes_kernels
-from .maps import (
+from .dispatch import (
+    compiles_with_ops,
+    needs_differentiable_backward,
+    needs_plain_ops,
+    uses_kernels,
+)
+from .layout import (
+    accumulate_dtype,
     check_maps,
     like_layout,
     map_mean,
@@ -26,7 +32,6 @@ from .maps import (
     over_maps,
     positions,
 )
-from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
 
 
 def agc(
@@ -35,11 +40,20 @@ def agc(
     bias: Tensor | None = None,
     mean_scale: Tensor | None = None,
 ) -> Tensor:
-    """AGC (automatic gain control), Eq. 1: gamma * (z - lambda * mean(z)) + beta.
+    """Apply AGC (automatic gain control), Eq. 1 of the paper.
 
-    z is (N, C, *); weight (gamma), bias (beta) and mean_scale (lambda) are (C,), and stand for
-    1, 0 and 1 where they are None. The mean runs over the positions * of each sample and filter,
-    in fp32 for half types. The result has z's dtype and layout.
+        y = gamma * (z - lambda * mean(z)) + beta
+
+    The mean runs over the positions * of each sample and channel, in fp32 for half types.
+
+    Args:
+        z: Feature maps (N, C, *).
+        weight: gamma, (C,); None means 1.
+        bias: beta, (C,); None means 0.
+        mean_scale: lambda, (C,); None means 1.
+
+    Returns:
+        y, with the shape, dtype and memory layout of z.
 
     >>> z = torch.tensor([[[1.0, 2.0, 6.0]]])
     >>> agc(z, weight=torch.tensor([2.0]), mean_scale=torch.tensor([1.0]))
@@ -49,7 +63,7 @@ def agc(
     gamma = z.new_ones(z.shape[1]) if weight is None else weight
     beta = z.new_zeros(z.shape[1]) if bias is None else bias
     lam = z.new_ones(z.shape[1]) if mean_scale is None else mean_scale
-    if wants_plain_ops():
+    if needs_plain_ops():
         return reference.agc(z, gamma, beta, lam)
     if torch.compiler.is_compiling():
         if not compiles_with_ops():
@@ -60,17 +74,33 @@ def agc(
     return y
 
 
+def agc_given_mean(
+    z: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None, mean_scale: Tensor | None
+) -> Tensor:
+    """Apply Eq. 1 with a given mean (N, C), which is a constant: gamma * (z - lambda * m) + beta.
+
+    For inference on tiles that share the mean of their image. None means 1, 0 and 1.
+    """
+    background = mean if mean_scale is None else mean_scale * mean
+    y = z.to(accumulate_dtype(z.dtype)) - over_maps(background, z)
+    if weight is not None:
+        y = over_maps(weight, z) * y
+    if bias is not None:
+        y = y + over_maps(bias, z)
+    return y.to(z.dtype)
+
+
 def forward(
     z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, traced: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """y and the means (N, C)."""
-    if takes_kernels(z, traced):
-        from .kernels import agc as kernels
+    """Return y and the means (N, C)."""
+    if uses_kernels(z, traced):
+        from .triton import agc as kernels
 
-        return kernels.forward(z, weight, bias, mean_scale, "none", traced=traced)
+        return kernels.forward(z, bias, mean_scale, "none", gamma=weight, traced=traced)[:2]
     mean = map_mean(z)
     y = torch.empty_like(z)
-    # For fp32 and fp64 the centered map is written straight into y; half types round only once.
+    # In fp32 and fp64 the centered map is written straight into y. Half types round only once.
     exact = y.dtype == mean.dtype
     centered = torch.sub(z, over_maps(mean_scale * mean, z), out=y if exact else None)
     torch.addcmul(over_maps(bias, z), centered, over_maps(weight, z), out=y)
@@ -87,10 +117,14 @@ def backward(
     grad_mean: Tensor | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dz, dweight, dbias, dmean_scale; the plain form is differentiable again: see center.py."""
-    again = not traced and wants_derivatives(g, grad_mean)
-    if not again and takes_kernels(g, traced) and takes_kernels(z, traced):
-        from .kernels import agc as kernels
+    """Return dz, dweight, dbias, dmean_scale.
+
+    The plain form is differentiable. Its second derivative reaches z through the mean, which then
+    has the gradient grad_mean.
+    """
+    plain = not traced and needs_differentiable_backward(g, grad_mean)
+    if not plain and uses_kernels(g, traced) and uses_kernels(z, traced):
+        from .triton import agc as kernels
 
         dz, dweight, dbias, dscale = kernels.backward(
             g, z, mean, weight, bias, mean_scale, "none", traced=traced
@@ -109,7 +143,7 @@ def backward(
 
 
 class _AGC(torch.autograd.Function):
-    """Returns y and the mean; the mean for second derivatives alone, which pass through it."""
+    """Return y and the mean, which is an output only so that second derivatives reach it."""
 
     @staticmethod
     def forward(
@@ -118,7 +152,7 @@ class _AGC(torch.autograd.Function):
         y, mean = forward(z, weight, bias, mean_scale)
         ctx.save_for_backward(z, weight, bias, mean_scale, mean)
         ctx.order = memory_order(y)
-        ctx.set_materialize_grads(False)  # a mean's gradient of zeros would cost a pass
+        ctx.set_materialize_grads(False)  # a zero gradient of the mean would cost a pass
         return y, mean
 
     @staticmethod

@@ -1,12 +1,13 @@
 """The convolution with the gain in its weights: v = conv(x, V), V = gamma W.
 
-With dV the gradient of the scaled filters: dgamma = <W, dV> over each filter, dW = gamma dV. That
-is exact for any gamma, zero included, and needs no output. V is made again in the backward, which
-costs a pass over the weights and keeps a network's memory at its activations alone; but under
-autocast it is kept, as the cast weights of every convolution are there.
+With dV the gradient of the scaled filters, dgamma = <W, dV> over each filter and dW = gamma dV.
+This is exact for any gamma, zero included, and needs no output. V is recomputed in backward: that
+costs one pass over the weights and saves their memory. Under autocast V is saved instead, like the
+cast weights of every convolution.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,10 +15,13 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .backend import takes_kernels
-from .beside import beside, can_go_beside, join
-from .maps import accumulate_dtype
-from .tracing import compiles_with_ops, wants_derivatives, wants_plain_ops
+from .dispatch import (
+    compiles_with_ops,
+    needs_differentiable_backward,
+    needs_plain_ops,
+    uses_kernels,
+)
+from .layout import accumulate_dtype
 
 
 def gain_conv(
@@ -29,10 +33,18 @@ def gain_conv(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """conv(x, gamma W) in x's dtype, for x (N, C_in, *) and weight (C_out, C_in / groups, *)."""
-    x = checked_input(x, weight, gain, groups)
+    """Return conv(x, gamma W) in the dtype of x.
+
+    Args:
+        x: Input (N, C_in, *) of 1 to 3 spatial dimensions.
+        weight: Filters W, (C_out, C_in / groups, *).
+        gain: gamma, (C_out,).
+        stride, padding, dilation: One number per spatial dimension.
+        groups: As in torch.nn.Conv2d.
+    """
+    x = cast_input(x, weight, gain, groups)
     args = (list(stride), list(padding), list(dilation), groups)
-    if wants_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
+    if needs_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
         return reference.gain_conv(x, weight, gain, *args)
     if torch.compiler.is_compiling():
         scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype)
@@ -40,20 +52,20 @@ def gain_conv(
     return _GainConv.apply(x, weight, gain, *args)
 
 
-def checked_input(x: Tensor, weight: Tensor, gain: Tensor, groups: int) -> Tensor:
-    """x in the dtype that the convolution runs in; ValueError if it is not for these filters."""
+def cast_input(x: Tensor, weight: Tensor, gain: Tensor, groups: int) -> Tensor:
+    """Check x against the filters and cast it to the dtype of the convolution."""
     autocast = _autocast_dtype(x)
     _check(x, weight, groups, autocast)
     if gain.shape != weight.shape[:1]:
         raise ValueError(
             f"gain has shape {tuple(gain.shape)}, but there are {weight.shape[0]} filters"
         )
-    # As torch's own convolutions do, so that what is kept is the small copy.
+    # Cast before autograd saves x, as torch's convolutions do: the copy saved is the small one.
     return x if autocast is None else x.to(autocast)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype that autocast asks for here, or None; torch's convolutions leave doubles alone."""
+    """Return the dtype that autocast requests, or None. Like torch, leave doubles alone."""
     device = x.device.type
     if x.is_meta or not torch.is_autocast_enabled(device):  # which raises for meta
         return None
@@ -88,7 +100,7 @@ class _GainConv(torch.autograd.Function):
         dilation: list[int],
         groups: int,
     ) -> Tensor:
-        scaled = scale(weight, gain, x.dtype)
+        scaled = scale_function(weight)(weight, gain, x.dtype)
         ctx.save_for_backward(x, weight, gain, scaled if x.dtype != weight.dtype else None)
         ctx.geometry = geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
         return torch.convolution(x, scaled, None, *geometry)
@@ -96,8 +108,9 @@ class _GainConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gain, scaled = ctx.saved_tensors
-        of = (grads[0], x, weight, gain, scaled, ctx.geometry, ctx.needs_input_grad[:3])
-        return *backward(*of), None, None, None, None
+        needs = ctx.needs_input_grad[:3]
+        dx, dweight, dgain = backward(grads[0], x, weight, gain, scaled, ctx.geometry, needs)
+        return dx, dweight, dgain, None, None, None, None
 
 
 def backward(
@@ -109,51 +122,74 @@ def backward(
     geometry: tuple[Any, ...],
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dx, dW, dgamma, those that are needed; scaled is gamma W, if it was kept.
+    """Return dx, dW and dgamma, with None for those not needed.
 
-    geometry: what torch.convolution takes after the filters and their bias.
+    Args:
+        scaled: gamma W, if it was saved.
+        geometry: The arguments of torch.convolution after the filters and their bias.
+        needs: Whether x, weight and gain need a gradient.
     """
-    if scaled is None or torch.is_grad_enabled():  # a second derivative goes through V
-        scaled = scale(weight, gain, x.dtype)
+    if scaled is None or torch.is_grad_enabled():  # second derivatives go through V
+        scaled = scale_function(weight)(weight, gain, x.dtype)
 
     def conv_backward(of_x: bool, of_filters: bool) -> tuple[Tensor | None, Tensor | None]:
-        mask = [of_x, of_filters, False]
-        of = (dv, x, scaled, None, *geometry, mask)
-        dx, dscaled, _ = torch.ops.aten.convolution_backward(*of)
+        dx, dscaled, _ = torch.ops.aten.convolution_backward(
+            dv, x, scaled, None, *geometry, [of_x, of_filters, False]
+        )
         return dx, dscaled
 
     dweight = dgain = None
     of_filters = needs[1] or needs[2]
-    side_by_side = needs[0] and of_filters and can_go_beside(x)
-    with beside(x) if side_by_side else nullcontext():
-        dx, dscaled = conv_backward(needs[0] and not side_by_side, of_filters)
+    # Neither gradient needs the other, and with small maps neither fills a GPU. While a CUDA graph
+    # is captured, the filters' gradient is recorded on a side stream, so that the graph has two
+    # branches that run in parallel. They join before backward returns: no memory is freed early.
+    parallel = needs[0] and of_filters and x.is_cuda and torch.cuda.is_current_stream_capturing()
+    with _on_side_stream(x.device) if parallel else nullcontext():
+        dx, dscaled = conv_backward(needs[0] and not parallel, of_filters)
         if dscaled is not None:
             dweight, dgain = scale_backward(weight, gain, dscaled)
-    if side_by_side:
+    if parallel:
         dx, _ = conv_backward(True, False)
-        join(x)
+        torch.cuda.current_stream(x.device).wait_stream(_side_stream(x.device))
     return dx, dweight, dgain
 
 
-def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype, traced: bool = False) -> Tensor:
-    """gamma W in the dtype that the convolution runs in."""
-    if (traced or not torch.is_grad_enabled()) and takes_kernels(weight, traced):
-        from .kernels import gain as kernels
+def _on_side_stream(device: torch.device) -> torch.cuda.StreamContext:
+    stream = _side_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(stream)
 
-        if kernels.takes(weight):
-            return kernels.scale(weight, gain, dtype, traced)
-    return reference.gained(weight, gain, dtype)
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def scale_function(
+    weight: Tensor, traced: bool = False
+) -> Callable[[Tensor, Tensor, torch.dtype], Tensor]:
+    """Return the function (weight, gain, dtype) -> gamma W for these filters.
+
+    Returning the function instead of calling it keeps the Python stack above a launch short.
+    """
+    if (traced or not torch.is_grad_enabled()) and uses_kernels(weight, traced):
+        from .triton import gain as kernels
+
+        if kernels.supports(weight):
+            return functools.partial(kernels.scale, traced=True) if traced else kernels.scale
+    return reference.scaled_filters
 
 
 def scale_backward(
     weight: Tensor, gain: Tensor, dscaled: Tensor, traced: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """dW = gamma dV and dgamma = <W, dV>; differentiable where somebody differentiates again."""
-    if (traced or not wants_derivatives(dscaled)) and takes_kernels(weight, traced):
-        from .kernels import gain as kernels
+    """Return dW = gamma dV and dgamma = <W, dV>; the plain form is differentiable."""
+    plain = not traced and needs_differentiable_backward(dscaled)
+    if not plain and uses_kernels(weight, traced):
+        from .triton import gain as kernels
 
-        if kernels.takes(weight):
+        if kernels.supports(weight):
             return kernels.scale_backward(weight, gain, dscaled, traced)
-    dweight = reference.gained(dscaled, gain, weight.dtype)
+    dweight = reference.scaled_filters(dscaled, gain, weight.dtype)
     products = weight.to(accumulate_dtype(weight.dtype)) * dscaled
     return dweight, products.sum(tuple(range(1, weight.dim()))).to(gain.dtype)

@@ -1,12 +1,16 @@
-"""2x2 max pooling that remembers its maxima in one byte each, and the unpooling that reads them.
+"""2x2 max pooling with one-byte indices, and the unpooling that reads them.
 
     pooled[n, c, i, j] = max of x[n, c, 2i + dy, 2j + dx]      over dy, dx in {0, 1}
-    index[n, c, i, j]  = 2 * dy + dx of that maximum           uint8, where torch keeps int64
+    index[n, c, i, j]  = 2 * dy + dx of that maximum           uint8, where torch uses int64
 
 Two more primitives do the rest: `pick` reads x at the index, `place` writes values there into a map
-of zeros. Pooling is linear once the index is known, so its backward is place; unpooling is place,
-and its backward is pick. Each is the other's adjoint, which gives derivatives of every order, and
-each keeps for its backward the bytes of the index and no map.
+of zeros.
+Pooling is linear for a given index, so its backward is place. Unpooling is place, and its backward
+is pick. Each is the adjoint of the other, which gives derivatives of every order, and each saves
+only the index.
+
+The formulas in reference.py are slow on a CPU when run op by op. There the eager path uses torch's
+own pooling, gather and scatter, and converts between bytes and positions.
 """
 
 from collections.abc import Sequence
@@ -14,60 +18,68 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool2d
 
-from . import pool_plain as plain
-from .backend import takes_kernels
-from .tracing import compiles_with_ops, is_batched, wants_plain_ops
-from .window_mean import leave_totals, totals_left
+from . import reference
+from .dispatch import compiles_with_ops, needs_plain_ops, uses_kernels
+from .layout import is_batched, is_channels_last, like_layout
+from .window_mean import store_map_sums, stored_map_sums
 
 
 def max_pool2x2(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The maximum of each 2x2 window of x (N, C, H, W), and which of the four it was.
+    """Return the maximum of each 2x2 window of x and its index in the window.
 
-    Both are (N, C, H // 2, W // 2) and laid out in memory as x is: contiguous or channels_last. The
-    index is 2 * dy + dx in 0..3, in uint8. As in torch's max_pool2d, an odd last row or column is
-    left out, the first of equal maxima counts, and a NaN is larger than anything.
+    As in torch's max_pool2d, an odd last row or column is left out, the first of equal maxima
+    counts, and a NaN is larger than any number.
+
+    Args:
+        x: Feature maps (N, C, H, W).
+
+    Returns:
+        pooled and index, both (N, C, H // 2, W // 2) and in the memory layout of x. The index is
+        2 * dy + dx in 0..3, in uint8.
 
     >>> pooled, index = max_pool2x2(torch.tensor([[[[1.0, 2.0], [5.0, 3.0]]]]))
     >>> pooled.item(), index.item()
     (5.0, 2)
     """
     _check_pool(x)
-    if wants_plain_ops():
-        return plain.pool(x)
+    if needs_plain_ops():
+        return reference.max_pool2x2(x)
     if torch.compiler.is_compiling():
-        return torch.ops.deepcontrol.max_pool2x2(x) if compiles_with_ops() else plain.pool(x)
+        if not compiles_with_ops():
+            return reference.max_pool2x2(x)
+        return torch.ops.deepcontrol.max_pool2x2(x)
     return _Pool.apply(x)
 
 
 def max_unpool2x2(pooled: Tensor, index: Tensor, size: Sequence[int]) -> Tensor:
-    """The map (N, C, *size) with each pooled value where max_pool2x2's index says, zeros elsewhere.
+    """Write each pooled value at its index into zeros (N, C, *size).
 
-    size (H, W) is that of the map that was pooled: twice the pooled size, or one more. The result
-    is laid out in memory as `pooled` is.
+    Args:
+        pooled: Values (N, C, h, w).
+        index: The index of max_pool2x2, uint8 (N, C, h, w).
+        size: (H, W) of the map that was pooled: 2h or 2h + 1, and 2w or 2w + 1.
+
+    Returns:
+        The map (N, C, H, W) in the memory layout of `pooled`.
 
     >>> max_unpool2x2(torch.tensor([[[[5.0]]]]), torch.tensor([[[[2]]]], dtype=torch.uint8), (2, 3))
     tensor([[[[0., 0., 0.],
               [5., 0., 0.]]]])
     """
     _check_unpool(pooled, index, size)
-    if wants_plain_ops():
-        return plain.place(pooled, index, size)
+    if needs_plain_ops():
+        return reference.place2x2(pooled, index, size)
     height, width = size
     if torch.compiler.is_compiling():
         if not compiles_with_ops():
-            return plain.place(pooled, index, size)
+            return reference.place2x2(pooled, index, size)
         last = is_channels_last(pooled)
         return torch.ops.deepcontrol.place2x2(pooled, index, height, width, last)
     unpooled = _Place.apply(pooled, index, height, width, is_channels_last(pooled))
-    leave_totals(unpooled, totals_left(pooled))  # zeros change no sum
+    store_map_sums(unpooled, stored_map_sums(pooled))  # zeros change no sum
     return unpooled
-
-
-def is_channels_last(x: Tensor) -> bool:
-    """Whether the channels of a pixel are x's neighbors in memory; by strides, so also for 1x1."""
-    _, channel, row, column = x.stride()
-    return 0 < channel < column and channel < row
 
 
 class _Pool(torch.autograd.Function):
@@ -78,7 +90,7 @@ class _Pool(torch.autograd.Function):
         ctx.size = x.shape[2:]
         ctx.save_for_backward(index)
         ctx.mark_non_differentiable(index)
-        ctx.set_materialize_grads(False)  # the index's would be a map of zeros
+        ctx.set_materialize_grads(False)  # the index would get a map of zeros
         return pooled, index
 
     @staticmethod
@@ -115,51 +127,110 @@ class _Place(torch.autograd.Function):
         return pick(grads[0], index, ctx.last), None, None, None, None
 
 
-# What a backward calls. It may itself run under a transform, so it asks again.
+# Backward passes call these two. A backward may itself run under a transform, so they check again.
 
 
 def pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
-    if wants_plain_ops() or is_batched(x):
-        return plain.pick(x, index)
+    """Read x at index. last: whether the result is channels_last."""
+    if needs_plain_ops() or is_batched(x):
+        return reference.pick2x2(x, index)
     return _Pick.apply(x, index, last)
 
 
 def place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -> Tensor:
-    if wants_plain_ops() or is_batched(values):
-        return plain.place(values, index, size)
+    """Write values at index into zeros (N, C, *size). last: whether the result is channels_last."""
+    if needs_plain_ops() or is_batched(values):
+        return reference.place2x2(values, index, size)
     return _Place.apply(values, index, *size, last)
 
 
-# What runs in the end: the kernels, torch's own ops on a CPU, or the formulas.
-
-
 def run_pool(x: Tensor, last: bool) -> tuple[Tensor, Tensor]:
-    if takes_kernels(x):
-        from .kernels import pool as kernels
+    """Pool x with the kernels, torch's CPU ops or the formulas."""
+    if uses_kernels(x):
+        from .triton import pool as kernels
 
         return kernels.pool(x, last)
-    pooled, index = plain.cpu_pool(x) if x.is_cpu else plain.pool(x)
-    return plain.laid_out(pooled, last), plain.laid_out(index, last)
+    pooled, index = _cpu_pool(x) if x.is_cpu else reference.max_pool2x2(x)
+    return as_layout(pooled, last), as_layout(index, last)
 
 
 def _run_pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
-    if takes_kernels(x):
-        from .kernels import pool as kernels
+    if uses_kernels(x):
+        from .triton import pool as kernels
 
         return kernels.pick(x, index, last)
     if x.is_cpu:
-        return plain.cpu_pick(x, index, last)
-    return plain.laid_out(plain.pick(x, index), last)
+        return _cpu_pick(x, index, last)
+    return as_layout(reference.pick2x2(x, index), last)
 
 
 def _run_place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -> Tensor:
-    if takes_kernels(values):
-        from .kernels import pool as kernels
+    if uses_kernels(values):
+        from .triton import pool as kernels
 
         return kernels.place(values, index, size, last)
     if values.is_cpu:
-        return plain.cpu_place(values, index, size, last)
-    return plain.laid_out(plain.place(values, index, size), last)
+        return _cpu_place(values, index, size, last)
+    return as_layout(reference.place2x2(values, index, size), last)
+
+
+def as_layout(a: Tensor, channels_last: bool) -> Tensor:
+    """Return a (N, C, H, W) in that layout; the formulas do not always keep it."""
+    return like_layout(a, (0, 2, 3, 1) if channels_last else (0, 1, 2, 3))
+
+
+def _cpu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    pooled, position = max_pool2d(x, 2, return_indices=True)
+    width = x.shape[3]
+    # int32 is faster. On a map large enough to overflow it, both operands overflow alike.
+    within = position.to(torch.int32).sub_(_first_corners(x.shape[2:], torch.int32))
+    below = (within >= 2).view(torch.uint8)  # within is one of 0, 1, width, width + 1
+    return pooled, within.sub_(below, alpha=width - 2).to(torch.uint8)
+
+
+def _cpu_pick(x: Tensor, index: Tensor, channels_last: bool) -> Tensor:
+    positions = _positions(index, x.shape[2:], channels_last)
+    picked = _in_memory_order(x, channels_last).gather(-1, positions)
+    return _as_maps(picked, index.shape, channels_last)
+
+
+def _cpu_place(values: Tensor, index: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
+    n, c, _, _ = index.shape
+    area = size[0] * size[1]
+    flat = values.new_zeros((n, area * c) if channels_last else (n, c, area))
+    positions = _positions(index, size, channels_last)
+    flat.scatter_(-1, positions, _in_memory_order(values, channels_last))
+    return _as_maps(flat, (n, c, *size), channels_last)
+
+
+def _positions(index: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
+    """Return the positions of the indexed elements in the last dimension of _in_memory_order(x)."""
+    channels, width = index.shape[1], size[1]
+    pixel = channels if channels_last else 1  # distance to the next pixel of a row
+    steps = torch.tensor([0, 1, width, width + 1], device=index.device) * pixel
+    start = _first_corners(size, torch.int64) * pixel
+    if channels_last:
+        start = start.unsqueeze(-1) + torch.arange(channels)
+        index = index.permute(0, 2, 3, 1)
+    positions = steps.index_select(0, index.flatten().int()).view(index.shape).add_(start)
+    return positions.flatten(1 if channels_last else 2)
+
+
+def _first_corners(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the position y * W + x of the first element of each window, (H // 2, W // 2)."""
+    height, width = size
+    rows = torch.arange(height // 2, dtype=dtype).unsqueeze(1)
+    return rows * (2 * width) + torch.arange(width // 2, dtype=dtype) * 2
+
+
+def _in_memory_order(a: Tensor, channels_last: bool) -> Tensor:
+    """Flatten a (N, C, H, W) to (N, C, H * W), or (N, H * W * C) for channels_last."""
+    return a.permute(0, 2, 3, 1).flatten(1) if channels_last else a.flatten(2)
+
+
+def _as_maps(flat: Tensor, shape: Sequence[int], channels_last: bool) -> Tensor:
+    n, c, h, w = shape
+    return flat.view(n, h, w, c).permute(0, 3, 1, 2) if channels_last else flat.view(n, c, h, w)
 
 
 def _check_pool(x: Tensor) -> None:

@@ -1,32 +1,43 @@
-"""Eq. 1 of the paper in plain torch: the specification that every fast path is held to.
+"""Eq. 1 and 2x2 pooling in plain PyTorch: the specification of every op.
 
-    y = gamma * (z - lam * mean(z)) + beta            mean over the map, per sample and filter
+    y = gamma * (z - lambda * mean(z)) + beta            mean over the map, per sample and filter
 
-Nothing here is clever, and nothing here is registered anywhere: autograd differentiates it to any
-order, torch.export traces it, and in fp64 it is the oracle of the tests.
+Imports torch alone and registers nothing. Autograd differentiates these functions to any order,
+torch.export traces them, and in fp64 they are the oracle of the tests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from .activation import get_activation
-from .maps import accumulate_dtype, map_mean, over_maps
+LEAKY_SLOPE = 0.01  # the default of torch.nn.LeakyReLU
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "leaky_relu": lambda u: functional.leaky_relu(u, LEAKY_SLOPE),
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "none": lambda u: u,
+}
 
 
 def agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
-    """Eq. 1 on maps z (N, C, *); weight (gamma), bias (beta) and mean_scale (lambda) are (C,)."""
+    """Apply Eq. 1 to feature maps z (N, C, *).
+
+    weight (gamma), bias (beta) and mean_scale (lambda) are (C,).
+    """
     gamma, beta, lam = weight, bias, mean_scale
-    centered = z.to(accumulate_dtype(z.dtype)) - over_maps(lam * map_mean(z), z)
-    return (over_maps(gamma, z) * centered + over_maps(beta, z)).to(z.dtype)
+    centered = z.to(_wide(z.dtype)) - _over_maps(lam * _mean(z), z)
+    return (_over_maps(gamma, z) * centered + _over_maps(beta, z)).to(z.dtype)
 
 
 def center_bias_act(v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str) -> Tensor:
-    """act(v - lam * mean(v) + beta): Eq. 1 with the gain in the weights, v = conv(x, gamma W)."""
+    """Return act(v - lambda * mean(v) + beta): Eq. 1 for v = conv(x, gamma W)."""
     beta, lam = bias, mean_scale
-    centered = v.to(accumulate_dtype(v.dtype)) - over_maps(lam * map_mean(v), v)
-    return get_activation(activation).apply(centered + over_maps(beta, v)).to(v.dtype)
+    centered = v.to(_wide(v.dtype)) - _over_maps(lam * _mean(v), v)
+    return ACTIVATIONS[activation](centered + _over_maps(beta, v)).to(v.dtype)
 
 
 def gain_conv(
@@ -38,8 +49,8 @@ def gain_conv(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """conv(x, gamma W): a convolution of 1 to 3 dimensions whose filters carry their gain."""
-    return conv(x, gained(weight, gain, x.dtype), stride, padding, dilation, groups)
+    """Return conv(x, gamma W) for a convolution of 1 to 3 dimensions."""
+    return conv(x, scaled_filters(weight, gain, x.dtype), stride, padding, dilation, groups)
 
 
 def conv(
@@ -50,11 +61,87 @@ def conv(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """torch's convolution of 1 to 3 dimensions, without a bias."""
-    none = [0] * len(stride)
-    return torch.convolution(x, filters, None, stride, padding, dilation, False, none, groups)
+    """Convolve x with filters in 1 to 3 dimensions, without a bias."""
+    no_output_padding = [0] * len(stride)
+    return torch.convolution(
+        x, filters, None, stride, padding, dilation, False, no_output_padding, groups
+    )
 
 
-def gained(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
-    """gamma W, rounded once to the dtype that the convolution runs in."""
+def scaled_filters(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return gamma W, rounded once to the dtype of the convolution."""
     return (weight * gain.reshape(-1, *(1,) * (weight.dim() - 1))).to(dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums: fp32 for half types. A bf16 sum of ones stops growing at 256."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _mean(z: Tensor) -> Tensor:
+    if z.dim() == 2:  # torch reads "no dimensions" as "all dimensions"
+        return z.to(_wide(z.dtype))
+    return z.mean(tuple(range(2, z.dim())), dtype=_wide(z.dtype))
+
+
+def _over_maps(a: Tensor, z: Tensor) -> Tensor:
+    return a.reshape(a.shape + (1,) * (z.dim() - 2))
+
+
+# 2x2 max pooling: x is (N, C, H, W); index is uint8 (N, C, H // 2, W // 2), 2 * dy + dx. These
+# select elements with torch.where, so that autograd, torch.export and vmap handle them and a
+# compiler fuses each into one loop.
+
+
+def max_pool2x2(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maximum of each 2x2 window and its index: the first maximum, or the last NaN."""
+    a, b, c, d = _corners(x)
+    above, right_above = _larger(a, b)
+    below, right_below = _larger(c, d)
+    largest, lower = _larger(above, below)
+    index = torch.where(lower, right_below.to(torch.uint8) + 2, right_above.to(torch.uint8))
+    return largest, index
+
+
+def pick2x2(x: Tensor, index: Tensor) -> Tensor:
+    """Return the element of each window of x at `index`."""
+    a, b, c, d = _corners(x)
+    right = (index & 1).bool()
+    return torch.where(index >= 2, torch.where(right, d, c), torch.where(right, b, a))
+
+
+def place2x2(values: Tensor, index: Tensor, size: Sequence[int]) -> Tensor:
+    """Write each value at `index` of its window into zeros (N, C, *size)."""
+    rows, dy = _windows(size[0], index.shape[-2], index)
+    columns, dx = _windows(size[1], index.shape[-1], index)
+    # Gathered per output element, so that a compiler writes the map in one loop.
+    chosen, value = (a.index_select(-2, rows).index_select(-1, columns) for a in (index, values))
+    return torch.where(chosen == 2 * dy.unsqueeze(-1) + dx, value, 0)
+
+
+def _windows(size: int, windows: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the window of each of `size` positions and the offset in it.
+
+    An odd last position belongs to no window. Its offset is 4, which no index equals.
+    """
+    position = torch.arange(size, device=like.device)
+    offset = torch.where(position < 2 * windows, position % 2, 4)
+    return (position // 2).clamp(max=windows - 1), offset
+
+
+def _corners(x: Tensor) -> list[Tensor]:
+    """Return x at (dy, dx) of each window: (0, 0), (0, 1), (1, 0), (1, 1)."""
+    height, width = x.shape[-2:]
+    # With these slice bounds torch.export can prove that all four have the same size.
+    return [
+        x[..., dy : height - 1 + dy : 2, dx : width - 1 + dx : 2] for dy in (0, 1) for dx in (0, 1)
+    ]
+
+
+def _larger(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the larger value and whether it is the second one.
+
+    torch.maximum is no substitute: it may return -0 for max(0, -0).
+    """
+    later = (second > first) | second.isnan()
+    return torch.where(later, second, first), later

@@ -1,19 +1,19 @@
-"""The mean of a convolution's output, known before the output is read.
+"""The mean of a convolution's output, computed before the output is read.
 
-    sum of conv(x, V)[o] over the map = sum over c, k of V[o, c, k] S[c, k]
+    sum over the map of conv(x, V)[o] = sum over c, k of V[o, c, k] S[c, k]
 
-S[c, k] is the sum of x over all that tap k of the kernel sees: of a 3x3 kernel on a padded map, the
-sum of the whole map less a row and a column at its borders. The kernel that wrote x has had all of
-it in its registers, so it can leave the whole map's sums. Then a neuron reads its convolution's
-output once, to rewrite it, where it would read it a first time for the mean. For every convolution
-and in plain torch it is in convert/window_sums.py, for inference.
+S[c, k] is the sum of x over the positions that tap k of the kernel reads. For a 3x3 kernel on a map
+padded by 1, it is the sum of the whole map less a row and a column at its borders. The kernel that
+wrote x had all of x in registers, so it can store the sums of its maps. A neuron then reads the
+output of its convolution once, to rewrite it, without a first read for the mean. `convert.fold`
+does the same at inference, for every convolution and in plain PyTorch.
 
-The sums are left with the tensor itself, in a table, and not as an argument of modules: whoever
-changes a map on its way from neuron to neuron, a hook or another module, makes another tensor of it
-or another version, to which the sums do not belong.
+Map sums are stored in a table keyed by the tensor and its version, not passed between modules. A
+hook or a module that changes a map on its way makes a new tensor or a new version, and the sums no
+longer apply.
 
-That is worth it for large maps alone, and it is for the kernels in eager mode, which a captured
-step is too: plain torch takes the mean, and so do compiled models.
+This pays off for large maps only, and only the kernels in eager mode (a captured step included)
+use it. Plain PyTorch and compiled models read the maps.
 """
 
 from typing import NamedTuple
@@ -22,55 +22,55 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .backend import map_strides
+from .layout import map_strides
 
-WORTH = 24 << 20  # elements of a convolution's output: below, the L2 cache has them: a cheap read
-HALF_TYPES = (torch.bfloat16, torch.float16)  # a TF32 convolution rounds x on its own
+MIN_ELEMENTS = 24 << 20  # of a convolution's output: a smaller one is read from the L2 cache
+HALF_TYPES = (torch.bfloat16, torch.float16)  # a TF32 convolution rounds x internally
 
-_left: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # a tensor: its version and its sums
+_stored: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor -> (version, map sums)
 
 
-class Origin(NamedTuple):
-    """What a convolution's output was made of; the convolution is 3x3, padded by 1, of one group.
+class ConvOperands(NamedTuple):
+    """The operands of a 3x3 convolution with padding 1, stride 1 and one group.
 
-    totals: sums over the maps of x in parts, (N, groups, parts, channels of a group), as the kernel
-    that wrote x has left them; or None.
+    Attributes:
+        x: Input (N, C, H, W).
+        filters: Filters (F, C, 3, 3), gain included.
+        map_sums: Partial sums of the maps of x, (N, groups, parts, channels of a group), stored
+            by the kernel that wrote x; or None.
     """
 
     x: Tensor
     filters: Tensor
-    totals: Tensor | None
+    map_sums: Tensor | None
 
 
-def serves(v: Tensor, origin: Origin | None) -> bool:
-    """Whether the mean of v is cheaper to have from where it comes from."""
-    if origin is None or v.dtype not in HALF_TYPES or not is_worth(v.numel()):
+def derives_mean(v: Tensor, operands: ConvOperands | None) -> bool:
+    """Return whether the mean of v is cheaper to derive from its operands than to read from v."""
+    if operands is None or v.dtype not in HALF_TYPES or v.numel() < MIN_ELEMENTS:
         return False
-    # Maps whose sums nobody has left are worth a read where they are few: an image's.
-    has_sums = origin.totals is not None or 4 * origin.x.shape[1] <= v.shape[1]
-    return has_sums and map_strides(origin.x) is not None
+    # Without stored sums, maps are worth reading if they are few, as those of an image are.
+    has_sums = operands.map_sums is not None or 4 * operands.x.shape[1] <= v.shape[1]
+    return has_sums and map_strides(operands.x) is not None
 
 
-def leaves_totals(y: Tensor, feeds: float) -> bool:
-    """Whether whoever writes y should leave its maps' sums.
+def wants_map_sums(y: Tensor, consumer_ratio: float) -> bool:
+    """Return whether the kernel that writes y should store the sums of its maps.
 
-    feeds: how many elements the neuron that reads y writes for each that it reads.
+    Args:
+        consumer_ratio: Output elements per input element of the consumer of y; 0 if unknown.
     """
-    return y.dtype in HALF_TYPES and feeds > 0 and is_worth(feeds * y.numel())
+    large = consumer_ratio > 0 and consumer_ratio * y.numel() >= MIN_ELEMENTS
+    return y.dtype in HALF_TYPES and large
 
 
-def is_worth(elements: float) -> bool:
-    """Whether a convolution's output of so many is better not read for its mean."""
-    return elements >= WORTH
+def store_map_sums(y: Tensor, map_sums: Tensor | None) -> None:
+    """Store the map sums of y for its consumer."""
+    if map_sums is not None and not y.is_inference():  # inference tensors have no version
+        _stored[y] = (y._version, map_sums)
 
 
-def leave_totals(y: Tensor, totals: Tensor | None) -> None:
-    """For whoever reads y next."""
-    if totals is not None and not y.is_inference():  # which has no version
-        _left[y] = (y._version, totals)
-
-
-def totals_left(x: Tensor) -> Tensor | None:
-    """The sums that were left with x, if it is still as it was then."""
-    entry = _left.get(x) if len(_left) else None
+def stored_map_sums(x: Tensor) -> Tensor | None:
+    """Return the stored map sums of x, or None if there are none or x has changed."""
+    entry = _stored.get(x) if len(_stored) else None
     return entry[1] if entry is not None and entry[0] == x._version else None

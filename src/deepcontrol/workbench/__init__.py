@@ -1,4 +1,4 @@
 """The workbench: networks, data, training, the paper's experiments, reports and benchmarks.
 
-Needs the extra `deepcontrol[workbench]`; the library beside it needs torch alone.
+It needs the extra `deepcontrol[workbench]`; the library outside this package needs only torch.
 """

@@ -1,69 +1,96 @@
-"""What runs here, and why: versions, devices, and the path that the ops take on each."""
+"""`deepcontrol doctor`: versions, devices, and a test of the ops on each device."""
 
 import importlib.metadata
 import platform
 from dataclasses import dataclass
 
 import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from .. import __version__
 from ..nn import AGCConv2d
-from ..ops.backend import switch, why_plain
+from ..ops.dispatch import fallback_reason, kernel_switch
+
+TOLERANCE = 1e-4  # relative error of a neuron's output and gradients in fp32
 
 
 @dataclass(frozen=True)
-class Path:
-    """The path that a half-type map takes on a device, and how far its neuron is from fp64."""
+class Doctor:
+    """Show versions and devices, and test the ops on each device.
+
+    The test compares the output and the gradients of one neuron in fp32 with fp64. The table also
+    shows whether the ops use the Triton kernels or plain torch, and why. The exit code is 1 if a
+    test fails.
+    """
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """The result of the test on one device."""
 
     device: str
     name: str
-    why_plain: str | None  # None: the kernels
-    error: float
+    why_plain: str | None  # None: a bf16 map takes the kernels
+    error: float  # relative error of one neuron in fp32
 
     @property
-    def sound(self) -> bool:
+    def passed(self) -> bool:
         return self.error < TOLERANCE
 
 
-TOLERANCE = 1e-4  # relative, of a neuron's output and gradients in fp32
+def run_doctor(console: Console) -> int:
+    """Run `deepcontrol doctor`; returns the exit code."""
+    for name, version in versions().items():
+        console.print(f"{name:20s} {escape(version)}", highlight=False)
+    table = Table("device", "hardware", "implementation", "error against fp64")
+    reports = check_devices()
+    for report in reports:
+        ops = "Triton kernels" if report.why_plain is None else f"plain torch: {report.why_plain}"
+        result = "ok" if report.passed else f"[bold red]wrong[/]: more than {TOLERANCE:.0e}"
+        row = (report.device, escape(report.name), escape(ops), f"{report.error:.1e} {result}")
+        table.add_row(*row)
+    console.print(table)
+    return 0 if all(report.passed for report in reports) else 1
 
 
 def versions() -> dict[str, str]:
-    """Whatever a report of a fault should name."""
+    """Return the versions that a bug report needs."""
     found = {"deepcontrol": __version__, "Python": platform.python_version()}
     for package in ("torch", "triton", "numpy", "matplotlib", "tensorboard", "torchvision"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
-    found["torch"] = torch.__version__  # with its build, which the package's metadata may lack
+    found["torch"] = torch.__version__  # includes the build, which the metadata may lack
     if torch.cuda.is_available():
         found["CUDA"] = str(torch.version.cuda)
         found["cuDNN"] = str(torch.backends.cudnn.version())
-    found["DEEPCONTROL_KERNELS"] = switch()
+    found["DEEPCONTROL_KERNELS"] = kernel_switch()
     return found
 
 
-def paths() -> list[Path]:
-    """The CPU and every CUDA device, each tried with one neuron."""
+def check_devices() -> list[DeviceReport]:
+    """Check one neuron on the CPU and on every CUDA device."""
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    return [_try(device) for device in devices]
+    return [_check_device(device) for device in devices]
 
 
-def _try(device: str) -> Path:
+def _check_device(device: str) -> DeviceReport:
     if device == "cpu":
         name = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
     else:
-        about = torch.cuda.get_device_properties(device)
-        name = f"{about.name}, {about.total_memory / 2**30:.0f} GiB, sm_{about.major}{about.minor}"
+        gpu = torch.cuda.get_device_properties(device)
+        name = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}"
     maps = torch.zeros(1, 64, 16, 16, dtype=torch.bfloat16, device=device)
-    return Path(device, name, why_plain(maps), _error(device))
+    return DeviceReport(device, name, fallback_reason(maps), _relative_error(device))
 
 
-def _error(device: str) -> float:
-    """One neuron's output and gradients in fp32 against the same in fp64: the largest difference.
+def _relative_error(device: str) -> float:
+    """Return the largest relative error of a neuron's output and gradients, fp32 against fp64.
 
-    TF32 is a choice about convolutions and not an error here, so it is off meanwhile.
+    TF32 convolutions are less precise by design, so TF32 is off here.
     """
     torch.manual_seed(0)
     neuron = AGCConv2d(8, 16, 3, padding=1).to(device)
@@ -74,7 +101,7 @@ def _error(device: str) -> float:
         found = _outputs(neuron, x, g)
         exact = _outputs(neuron.double(), x.double(), g.double())
     errors = [(a.double() - b).norm() / b.norm() for a, b in zip(found, exact, strict=True)]
-    return torch.stack(errors).max().item()  # which a NaN gets through, unlike Python's max
+    return torch.stack(errors).max().item()  # torch's max propagates NaN, Python's does not
 
 
 def _outputs(neuron: AGCConv2d, x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:

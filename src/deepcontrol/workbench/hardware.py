@@ -1,4 +1,4 @@
-"""What this is running on, in words."""
+"""Name of the hardware that a run or a benchmark uses."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import torch
 
 
 def hardware(device: str) -> str:
-    """The GPU's name, or the CPU's with its number of threads."""
+    """Return the name of the GPU, or of the CPU with the number of threads."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")

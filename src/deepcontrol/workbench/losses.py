@@ -1,6 +1,6 @@
-"""What the networks are trained on: weighted pixel classes, and contours near boundaries.
+"""Losses: weighted pixel cross-entropy and the contour loss of ClassNet.
 
-Void pixels count nowhere, and everything is computed in fp32 or better.
+Pixels labeled VOID are ignored. Losses are computed in fp32, or in fp64 for fp64 logits.
 """
 
 import torch
@@ -9,21 +9,28 @@ from torch.nn import functional
 
 from .data.sample import VOID
 
-NEAR = 4  # pixels: how far from a boundary the contour loss looks
+CONTOUR_RADIUS = 4  # the contour loss covers pixels up to this distance from a boundary
 
 
 def class_weights(histogram: Tensor) -> Tensor:
-    """ENet's weights 1 / ln(1.02 + p) from pixel counts per class, scaled to a mean of 1.
+    """Return the class weights of ENet, 1 / ln(1.02 + p), scaled to mean 1.
 
-    The mean is over the classes that occur, and those that don't get 1: a class nobody has seen
-    must not change the weight, and so the learning rate, of the others.
+    p is the share of pixels of a class. The mean is over the classes that occur. Absent classes get
+    weight 1, so that they do not change the weights, and the learning rate, of the others.
+
+    Paper: https://arxiv.org/abs/1606.02147
+
+    Args:
+        histogram: Pixels per class, (classes,).
 
     >>> class_weights(torch.tensor([600, 300, 100, 0]))
     tensor([0.4289, 0.7453, 1.8258, 1.0000])
     """
     counts = histogram.double()
     if counts.dim() != 1 or not counts.sum() > 0:
-        raise ValueError(f"expected pixel counts of the classes, got {histogram.tolist()}")
+        raise ValueError(
+            f"expected a 1-d histogram with at least one pixel, got {histogram.tolist()}"
+        )
     weights = 1 / torch.log(1.02 + counts / counts.sum())
     occurs = counts > 0
     weights = weights / weights[occurs].mean()
@@ -31,43 +38,58 @@ def class_weights(histogram: Tensor) -> Tensor:
 
 
 def pixel_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean over labeled pixels of weight[class] * cross-entropy.
+    """Return the mean over labeled pixels of weight[class] * cross-entropy.
 
-    logits (N, classes, *), labels (N, *) with VOID where there is none, weights (classes,).
-    It is *not* divided by the sum of the weights as torch's weighted cross-entropy is: with weights
-    of mean 1 the learning rate then means the same with and without them. No labeled pixel: 0.
+    Unlike torch's weighted cross-entropy, the sum is divided by the number of pixels, not by the
+    sum of their weights. With weights of mean 1, a learning rate then suits both the weighted and
+    the plain loss. Without labeled pixels the loss is 0.
+
+    Args:
+        logits: (N, classes, *).
+        labels: (N, *), class ids or VOID.
+        weights: (classes,), optional.
     """
     if labels.shape != logits.shape[:1] + logits.shape[2:]:
-        raise ValueError(f"logits of {tuple(logits.shape)} for labels of {tuple(labels.shape)}")
-    target, logits = labels.long(), _exact(logits)
+        raise ValueError(
+            f"shapes do not match: logits of {tuple(logits.shape)} for labels of "
+            f"{tuple(labels.shape)}, expected (N, classes, *) and (N, *)"
+        )
+    target, logits = labels.long(), _upcast(logits)
     if weights is not None:
         weights = weights.to(logits.dtype)
     if logits.dim() > 2 and logits.stride(1) == 1:
-        # A pixel's logits are neighbors: rows of a matrix, which torch has faster kernels for.
+        # Channels last: view the logits as rows of a matrix, for which torch has faster kernels.
         logits, target = logits.movedim(1, -1).flatten(0, -2), target.flatten()
-    # Torch's own sum would do, but on a GPU it is one block of threads for a whole sample's pixels,
-    # forward and backward, and not the same in every run.
+    # Not reduction="sum": on a GPU it uses one thread block per sample and is not deterministic.
     losses = functional.cross_entropy(logits, target, weights, ignore_index=VOID, reduction="none")
     return losses.sum() / (target != VOID).sum().clamp(min=1)
 
 
-def contour_loss(logits: Tensor, segments: Tensor, labels: Tensor, near: int = NEAR) -> Tensor:
-    """1 - soft IoU of the predicted and the true boundaries, over points near a boundary.
+def contour_loss(
+    logits: Tensor, segments: Tensor, labels: Tensor, radius: int = CONTOUR_RADIUS
+) -> Tensor:
+    """Return 1 - soft IoU of predicted and true boundaries, averaged over samples.
 
         IoU = sum(p t) / sum(p + t - p t)        p = sigmoid(logits), t = 1 on a boundary
 
-    logits (N, 1, H, W); segments (N, H, W) name each pixel's instance or region; labels say where
-    it is void. The sums run over the points of one sample within `near` pixels of a boundary, void
-    ones left out; the loss is the mean over the samples, and a sample without boundary adds 0.
+    The sums are over the labeled pixels of a sample near a boundary. A sample without a boundary
+    has loss 0.
+
+    Args:
+        logits: (N, 1, H, W).
+        segments: (N, H, W), instance or region ids.
+        labels: (N, H, W), class ids or VOID.
+        radius: Largest distance to a boundary, in pixels along rows and columns.
     """
     if logits[:, 0].shape != segments.shape or logits.shape[1] != 1:
         raise ValueError(
-            f"contour logits of {tuple(logits.shape)} for segments of {tuple(segments.shape)}"
+            f"shapes do not match: contour logits of {tuple(logits.shape)} for segments of "
+            f"{tuple(segments.shape)}, expected (N, 1, H, W) and (N, H, W)"
         )
     target = boundaries(segments, labels)
-    close = _dilate(target, near) & (labels != VOID)
-    # Masked before the sigmoid, so that not even a NaN gets through from elsewhere.
-    p = torch.sigmoid(_exact(logits[:, 0]).masked_fill(~close, -torch.inf))
+    close = _dilate(target, radius) & (labels != VOID)
+    # Masked before the sigmoid, so that a NaN in an ignored pixel has no effect.
+    p = torch.sigmoid(_upcast(logits[:, 0]).masked_fill(~close, -torch.inf))
     t = target.to(p.dtype)
     dims = (1, 2)
     both = (p * t).sum(dims)
@@ -78,11 +100,12 @@ def contour_loss(logits: Tensor, segments: Tensor, labels: Tensor, near: int = N
 
 
 def boundaries(segments: Tensor, labels: Tensor) -> Tensor:
-    """Where a pixel touches, along rows or columns, one of another segment: bool (N, H, W).
+    """Mark pixels with a neighbor of another segment: bool (N, H, W).
 
-    Both sides of a boundary are marked, so it is two pixels wide. Void borders nothing.
+    Neighbors are along rows and columns. Both sides of a boundary are marked, so that it is two
+    pixels wide. There are no boundaries to VOID pixels.
     """
-    ids = segments.to(torch.int32)  # torch compares no uint16
+    ids = segments.to(torch.int32)  # torch cannot compare uint16
     labeled = labels != VOID
     marked = torch.zeros_like(labeled)
     for dim in (1, 2):
@@ -102,16 +125,16 @@ def classes_and_contour_loss(
     segments: Tensor,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """ClassNet's loss: the class loss and the contour loss, simply added, as in the paper."""
+    """Return the loss of ClassNet: the sum of the class loss and the contour loss."""
     return pixel_cross_entropy(classes, labels, weights) + contour_loss(contour, segments, labels)
 
 
 def _dilate(mask: Tensor, radius: int) -> Tensor:
-    """True within `radius` rows and columns of a True: bool (N, H, W)."""
+    """Dilate a mask (N, H, W) by `radius` along rows and columns."""
     window = 2 * radius + 1
     spread = functional.max_pool2d(mask[:, None].float(), window, stride=1, padding=radius)
     return spread[:, 0] > 0
 
 
-def _exact(logits: Tensor) -> Tensor:
+def _upcast(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,4 +1,4 @@
-"""Pixel error and IoU from one confusion matrix of integers, so that any split adds up exactly."""
+"""Pixel error and IoU from a confusion matrix of integers, exact for any split of the data."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from .data.sample import VOID
 
 
 class ConfusionMatrix:
-    """Counts of (true class, predicted class) over all labeled pixels seen, as int64 (C, C).
+    """Count pixels by (true class, predicted class), int64 (classes, classes).
 
     >>> matrix = ConfusionMatrix(2)
     >>> matrix.update(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 255]))
@@ -21,46 +21,48 @@ class ConfusionMatrix:
         self.counts = torch.zeros(classes, classes, dtype=torch.int64, device=device)
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
-        """Add predicted classes and labels of one shape; pixels labeled VOID count nowhere."""
+        """Add predicted classes and labels of the same shape. Pixels labeled VOID are ignored."""
         if predicted.shape != labels.shape:
             raise ValueError(
-                f"predictions of shape {tuple(predicted.shape)} "
-                f"for labels of shape {tuple(labels.shape)}"
+                f"expected predictions and labels of the same shape, got {tuple(predicted.shape)} "
+                f"and {tuple(labels.shape)}"
             )
-        # Void gets a cell of its own before the matrix, and what is no class one behind it.
+        # Cell 0 counts VOID pixels, the cell after the matrix counts invalid ids.
         cells = 1 + self.classes**2
         true, guess = labels.long(), predicted.long()
         inside = (true >= 0) & (true < self.classes) & (guess >= 0) & (guess < self.classes)
         pairs = torch.where(inside, 1 + true * self.classes + guess, cells)
         counts = torch.bincount(torch.where(true == VOID, 0, pairs).flatten(), minlength=cells)
         if len(counts) > cells:
-            raise ValueError(f"labels or predictions outside of the {self.classes} classes")
+            raise ValueError(
+                f"labels and predictions must be from 0 to {self.classes - 1}, or {VOID} for void"
+            )
         self.counts += counts[1:].reshape(self.classes, self.classes)
 
     def reduce(self) -> None:
-        """Sum over all processes of the default group, if there is one; every process gets it."""
+        """Sum the counts over all processes of the default group, if it is initialized."""
         sum_over_processes_(self.counts)
 
     @property
     def pixel_error(self) -> float:
-        """The share of labeled pixels that got a wrong class; NaN before any was seen."""
+        """Share of labeled pixels with a wrong class; NaN without labeled pixels."""
         total = self.counts.sum()
         return ((total - self.counts.trace()).double() / total).item()
 
     @property
     def class_iou(self) -> Tensor:
-        """Intersection over union of each class, fp64; NaN for those neither seen nor predicted."""
+        """IoU per class in fp64; NaN for classes neither labeled nor predicted."""
         counts = self.counts.double()
         union = counts.sum(0) + counts.sum(1) - counts.diag()
         return counts.diag() / union
 
     @property
     def mean_iou(self) -> float:
-        """The mean IoU over the classes that were seen or predicted."""
+        """Mean IoU over the classes that are labeled or predicted."""
         return self.class_iou.nanmean().item()
 
 
 def sum_over_processes_(counts: Tensor) -> None:
-    """In place, over the default group; nothing where there is none."""
+    """Sum a tensor in-place over the processes of the default group, if it is initialized."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(counts)

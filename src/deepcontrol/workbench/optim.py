@@ -1,4 +1,4 @@
-"""The optimizer's side: the paper's rule for the learning rate, and its SGD."""
+"""The learning rate rule of the paper, and SGD that can skip an update."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,19 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-RATE_PER_IMAGE = 0.02
+LR_PER_SAMPLE = 0.02
 HIGHEST_MOMENTUM = 0.999
 
 
 def learning_rate(batch_size: int) -> float:
-    """The paper's rule, for a loss that is a mean over the batch: 0.02 x batch size.
+    """Return the learning rate of the paper: 0.02 x batch size.
+
+    The paper's rule is for a loss that is averaged over the batch.
 
     >>> learning_rate(4)
     0.08
     """
     if batch_size < 1:
-        raise ValueError(f"a batch has at least 1 image, got {batch_size}")
-    return RATE_PER_IMAGE * batch_size
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    return LR_PER_SAMPLE * batch_size
 
 
 def sgd(
@@ -27,30 +29,36 @@ def sgd(
     momentum: float,
     sharded: bool = False,
 ) -> torch.optim.SGD:
-    """SGD at a fixed rate, without weight decay unless a parameter group has its own.
+    """Return SGD that skips the update if its `found_inf` flag is set.
 
-    An update can be left out by a flag on the device, the optimizer's `found_inf`: a step whose
-    gradient is not finite then changes nothing. Torch's fused form, which serves any device, looks
-    at it there, and nobody waits. It does not take sharded parameters: those wait.
+    The flag is a tensor on the device. Set it if a gradient is not finite. Fused SGD reads it on
+    the device, without synchronization. Sharded parameters do not support fused SGD; there the host
+    reads the flag.
+
+    Args:
+        parameters: Parameters or parameter groups. Weight decay is 0 unless a group sets it.
+        lr: Learning rate.
+        momentum: From 0 to HIGHEST_MOMENTUM.
+        sharded: The parameters are sharded (FSDP).
     """
     if not lr > 0:
-        raise ValueError(f"a learning rate is positive, got {lr}")
+        raise ValueError(f"lr must be positive, got {lr}")
     if not 0 <= momentum <= HIGHEST_MOMENTUM:
-        raise ValueError(f"momentum is from 0 to {HIGHEST_MOMENTUM}, got {momentum}")
+        raise ValueError(f"momentum must be from 0 to {HIGHEST_MOMENTUM}, got {momentum}")
     if sharded:
-        return WaitingSGD(parameters, lr=lr, momentum=momentum)
+        return SynchronizingSGD(parameters, lr=lr, momentum=momentum)
     return torch.optim.SGD(parameters, lr=lr, momentum=momentum, fused=True)
 
 
-class WaitingSGD(torch.optim.SGD):
-    """SGD in its plain form that looks at `found_inf` before it makes an update."""
+class SynchronizingSGD(torch.optim.SGD):
+    """SGD that reads `found_inf` on the host before each update."""
 
     found_inf: Tensor | None = None
 
     def step(self, closure: Any = None) -> Any:
         if self.found_inf is not None and bool(self.found_inf):
             return None
-        flag, self.found_inf = self.found_inf, None  # torch refuses the flag in this form
+        flag, self.found_inf = self.found_inf, None  # only fused SGD accepts the flag
         try:
             return super().step(closure)
         finally:

@@ -73,6 +73,17 @@ def read_records(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def write_diverged(run: Path, epoch: int, step: int | None, fault: str) -> None:
+    """Record that a run diverged, in a step or, without one, after the epoch."""
+    about = {"epoch": epoch, "step": step, "fault": fault}
+    write_atomic(run / DIVERGED, json.dumps(about) + "\n")
+
+
+def sample_path(run: Path, epoch: int) -> Path:
+    """Return the path of the sample picture of an epoch."""
+    return run / SAMPLES / f"epoch-{epoch:04}.png"
+
+
 def _complete_lines(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the complete lines and their epochs. A killed process leaves its last line torn."""
     for line in path.read_text(errors="replace").splitlines(keepends=True):
@@ -207,7 +218,7 @@ def read_run(folder: Path) -> Run:
     Raises:
         ValueError: the folder has no readable config.json.
     """
-    content = _read_config(folder)
+    content = read_config(folder)
     notes: list[str] = []
     metrics = _read_by_epoch(folder / METRICS, notes)
     layers = _read_by_epoch(folder / LAYERS, notes)
@@ -237,6 +248,26 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return _with_unique_names(runs), errors
 
 
+def read_config(folder: Path) -> Row:
+    """Return the content of config.json: "config", "derived", "versions", "commit", "machine".
+
+    Raises:
+        ValueError: the folder has no readable config.json.
+    """
+    path = folder / CONFIG
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{folder} is not a run folder: it has no {CONFIG}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    row = _as_row(content)
+    derived = row.get("derived")
+    if isinstance(derived, dict) and "colours" in derived:  # as older versions spelled it
+        derived.setdefault("colors", derived.pop("colours"))
+    return row
+
+
 def read_diverged(folder: Path) -> int | None:
     """Return the epoch in which a run diverged, or None."""
     try:
@@ -263,17 +294,6 @@ def finite_number(value: object) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return None
-
-
-def _read_config(folder: Path) -> Row:
-    path = folder / CONFIG
-    try:
-        content = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} is not a run folder: it has no {CONFIG}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
-    return _as_row(content)
 
 
 def _read_by_epoch(path: Path, notes: list[str]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Sizes of images as users type them: HEIGHTxWIDTH."""
+"""Image sizes on the command line, as HEIGHTxWIDTH."""
 
 from typing import Annotated
 
@@ -6,14 +6,14 @@ import tyro
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """HxW as (height, width).
+    """Parse "HxW" to (height, width).
 
     >>> parse_size("256x512")
     (256, 512)
     """
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(p.isdigit() and int(p) > 0 for p in parts):
-        raise ValueError(f"a size is HEIGHTxWIDTH, as in 256x512, not {text!r}")
+        raise ValueError(f"invalid size {text!r}: expected HEIGHTxWIDTH, such as 256x512")
     return int(parts[0]), int(parts[1])
 
 

@@ -1,6 +1,7 @@
-"""The contenders compute what they stand for: same function, another way to write it."""
+"""The networks under comparison, and the check of AGC's loss and gradients."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -8,14 +9,16 @@ from torch import nn
 
 from deepcontrol.nn import AGCConv2d, AGCConv3d, saved_bytes
 from deepcontrol.workbench.bench.cases import CONTENDERS
-from deepcontrol.workbench.bench.check import shake_
 from deepcontrol.workbench.bench.contenders import (
-    NAMES,
     OneLiner,
     build,
+    kernels_off,
+    precision,
+    randomize_controls_,
     stock_pooling_,
-    write_out_,
+    to_plain_pytorch_,
 )
+from deepcontrol.workbench.bench.results import CONTENDER_NAMES
 from deepcontrol.workbench.models import SegNet, UNet3d
 from deepcontrol.workbench.models.segnet import BytePool, ByteUnpool
 
@@ -31,16 +34,16 @@ def test_stock_pooling_gives_the_same_output() -> None:
     kinds = {type(m) for m in stock.modules()}
     assert {nn.MaxPool2d, nn.MaxUnpool2d} <= kinds
     assert not {BytePool, ByteUnpool} & kinds
-    x = torch.randn(2, 3, 37, 50)  # odd sizes, where unpooling needs to be told
+    x = torch.randn(2, 3, 37, 50)  # odd sizes, where unpooling needs output_size
     torch.testing.assert_close(stock(x), ours(x), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dims", NETWORKS)
-def test_the_one_liner_is_agc(dims: int) -> None:
+def test_one_liner_equals_agc(dims: int) -> None:
     make, shape = NETWORKS[dims]
     ours = make()
-    shake_(ours)
-    line = write_out_(copy.deepcopy(ours)).double()
+    randomize_controls_(ours)
+    line = to_plain_pytorch_(copy.deepcopy(ours)).double()
     ours.double()
     assert not any(isinstance(m, (AGCConv2d, AGCConv3d)) for m in line.modules())
     x = torch.randn(shape, dtype=torch.float64)
@@ -60,28 +63,49 @@ def test_the_one_liner_is_agc(dims: int) -> None:
 
 
 @pytest.mark.parametrize("contender", CONTENDERS)
-def test_the_peers_of_segnet_are_stock(contender: str) -> None:
+def test_peers_of_segnet_are_stock_pytorch(contender: str) -> None:
     model = build("segnet", contender, width=0.125)
     ours = any(isinstance(m, (BytePool, ByteUnpool)) for m in model.modules())
     assert ours == (contender in ("agc", "bn-byte-pool"))
     assert any(isinstance(m, AGCConv2d) for m in model.modules()) == (contender == "agc")
-    assert contender in NAMES
+    assert contender in CONTENDER_NAMES
 
 
-def test_an_unknown_network() -> None:
+def test_unknown_network_is_refused() -> None:
     with pytest.raises(ValueError, match="no network is called 'vgg'"):
         build("vgg", "agc")
 
 
-def test_segnet_keeps_less_than_stock() -> None:
-    """Bytes kept for the backward, one bf16 image: less than half of BatchNorm's, and less than
-    without any normalization, whose pooled maps and int64 indices stay."""
-    kept = {}
+def test_segnet_saves_less_than_stock() -> None:
+    """AGC saves less than half of BatchNorm's bytes for backward, for one bf16 image.
+
+    It also saves less than no normalization, which keeps pooled maps and int64 indices.
+    """
+    saved = {}
     for contender in ("agc", "bn", "none"):
         with torch.device("meta"):
             model = build("segnet", contender).to(torch.bfloat16)
             x = torch.empty(1, 3, 256, 512, dtype=torch.bfloat16)
         model.to(memory_format=torch.channels_last)
-        kept[contender] = saved_bytes(model, x.to(memory_format=torch.channels_last))
-    assert kept["agc"] < 0.43 * kept["bn"]
-    assert kept["agc"] < 0.69 * kept["none"]
+        saved[contender] = saved_bytes(model, x.to(memory_format=torch.channels_last))
+    assert saved["agc"] < 0.43 * saved["bn"]
+    assert saved["agc"] < 0.69 * saved["none"]
+
+
+def test_precision_is_restored() -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    with precision("fp32"):
+        assert not torch.backends.cudnn.allow_tf32
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark) == before
+
+
+def test_kernels_off_restores_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "DEEPCONTROL_KERNELS"
+    monkeypatch.delenv(name, raising=False)
+    with kernels_off():
+        assert os.environ[name] == "off"
+    assert name not in os.environ
+    monkeypatch.setenv(name, "on")
+    with kernels_off():
+        assert os.environ[name] == "off"
+    assert os.environ[name] == "on"

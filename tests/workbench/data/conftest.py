@@ -1,4 +1,4 @@
-"""Small data sets on disk, in the layouts of the real ones, made of noise."""
+"""Small datasets of noise on disk, in the layouts of the real ones."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batches and augmentation: what is seen, and that nothing but its keys decides it."""
+"""Batches and augmentation depend only on (seed, epoch, index)."""
 
 import itertools
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from deepcontrol.workbench.data import VOID, Augment, Batches, Cache, open_source, prepare
-from deepcontrol.workbench.data.augment import View, look
-from deepcontrol.workbench.data.batches import CENTER, SPREAD, _ahead
+from deepcontrol.workbench.data.augment import View, apply_views
+from deepcontrol.workbench.data.batches import PIXEL_MEAN, PIXEL_STD, _prefetch
 
 EVERYTHING = Augment(scale=(0.7, 1.6), color=0.3)
 
@@ -19,17 +19,17 @@ def cache(camvid_root: Path, tmp_path: Path) -> Cache:
     return prepare(open_source("camvid", "train", camvid_root), (24, 32), tmp_path / "cache")
 
 
-def test_evaluation_sees_every_image_whole_and_in_order(cache: Cache) -> None:
+def test_evaluation_reads_every_image_whole_and_in_order(cache: Cache) -> None:
     batches = list(Batches(cache, 4).epoch())
     assert [len(b.images) for b in batches] == [4, 2]
     images = torch.cat([b.images for b in batches])
-    restored = (images * SPREAD + CENTER).permute(0, 2, 3, 1)
+    restored = (images * PIXEL_STD + PIXEL_MEAN).permute(0, 2, 3, 1)
     torch.testing.assert_close(restored, torch.from_numpy(cache.images).float())
     assert torch.equal(torch.cat([b.labels for b in batches]), torch.from_numpy(cache.labels))
     assert images.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_an_epoch_is_a_permutation_and_epochs_differ(cache: Cache) -> None:
+def test_epochs_are_different_permutations(cache: Cache) -> None:
     batches = Batches(cache, 4, size=(16, 16), augment=Augment(), seed=3)
     orders = [batches.order(epoch) for epoch in range(5)]
     assert all(sorted(order) == list(range(6)) for order in orders)
@@ -40,8 +40,8 @@ def test_an_epoch_is_a_permutation_and_epochs_differ(cache: Cache) -> None:
     )
 
 
-def test_only_seed_epoch_and_index_decide(cache: Cache) -> None:
-    """Other batch sizes, and starting in the middle, show each sample in the same view."""
+def test_view_depends_only_on_seed_epoch_and_index(cache: Cache) -> None:
+    """The batch size and the first batch do not change the view of a sample."""
 
     def seen(batch_size: int, start: int = 0, epoch: int = 2) -> dict[int, torch.Tensor]:
         batches = Batches(cache, batch_size, size=(16, 16), augment=EVERYTHING, seed=5)
@@ -60,8 +60,8 @@ def test_only_seed_epoch_and_index_decide(cache: Cache) -> None:
     assert not any(torch.equal(next_epoch[i], whole[i]) for i in whole)
 
 
-def test_crops_flips_and_labels_go_together() -> None:
-    """An image that shows its own labels and segments still does, however it is seen."""
+def test_images_labels_and_segments_are_transformed_alike() -> None:
+    """An image with its labels as pixel values still matches them after augmentation."""
     rng = np.random.default_rng(0)
     labels = torch.from_numpy(rng.integers(0, 12, (8, 20, 30), np.uint8))
     segments = labels.to(torch.int16) + 100
@@ -70,7 +70,7 @@ def test_crops_flips_and_labels_go_together() -> None:
     views = [augment.view(1, 2, i, (20, 30), (13, 17)) for i in range(8)]
     assert {v.flip for v in views} == {True, False}
     assert len({(v.top, v.left) for v in views}) > 4
-    a, b, c = look(images, labels, segments, views, (13, 17))
+    a, b, c = apply_views(images, labels, segments, views, (13, 17))
     assert b.shape == (8, 13, 17)
     assert torch.equal(a[..., 0], b.float())
     assert torch.equal(c, b.to(torch.int16) + 100)
@@ -80,38 +80,38 @@ def test_crops_flips_and_labels_go_together() -> None:
         assert torch.equal(shown, window.flip(1) if view.flip else window)
 
 
-def test_magnified_by_two_is_each_pixel_twice() -> None:
+def test_zoom_by_two_repeats_each_pixel() -> None:
     labels = torch.arange(24, dtype=torch.uint8).reshape(1, 4, 6)
     images = labels[..., None].expand(1, 4, 6, 3)
     segments = labels.to(torch.int16)
-    _, shown, _ = look(images, labels, segments, [View(zoom=2.0)], (8, 12))
+    _, shown, _ = apply_views(images, labels, segments, [View(zoom=2.0)], (8, 12))
     assert torch.equal(shown[0], labels[0].repeat_interleave(2, 0).repeat_interleave(2, 1))
-    image, mirrored, _ = look(images, labels, segments, [View(zoom=2.0, flip=True)], (8, 12))
+    image, mirrored, _ = apply_views(images, labels, segments, [View(zoom=2.0, flip=True)], (8, 12))
     assert torch.equal(mirrored[0], shown[0].flip(1))
-    # Halfway between pixels, halfway between values; at the border, the border.
+    # Bilinear between pixels; the border value at the border.
     assert image[0, 0, -1, 0] == 0
     assert image[0, 1, -2, 0] == pytest.approx(0.25 + 6 * 0.25)
 
 
-def test_outside_is_void() -> None:
+def test_pixels_outside_of_the_image_are_void() -> None:
     labels = torch.ones(1, 4, 4, dtype=torch.uint8)
     images = torch.full((1, 4, 4, 3), 7, dtype=torch.uint8)
     view = Augment(scale=(0.5, 0.5)).view(0, 0, 0, (4, 4), (4, 4))
-    image, shown, segments = look(images, labels, labels.to(torch.int16), [view], (4, 4))
+    image, shown, segments = apply_views(images, labels, labels.to(torch.int16), [view], (4, 4))
     assert (shown == 1).sum() == 4
     assert (shown == VOID).sum() == 12
     assert (segments[shown == VOID] == 0).all()
     assert (image == 7).all()
 
 
-def test_color_changes_images_and_nothing_else(cache: Cache) -> None:
+def test_color_jitter_changes_only_images(cache: Cache) -> None:
     plain, colored = (
         next(iter(Batches(cache, 6, augment=a, seed=1).epoch()))
         for a in (Augment(), Augment(color=0.5))
     )
     assert torch.equal(plain.labels, colored.labels)
     assert not torch.allclose(plain.images, colored.images, atol=0.1)
-    low, high = (0 - CENTER) / SPREAD, (255 - CENTER) / SPREAD
+    low, high = (0 - PIXEL_MEAN) / PIXEL_STD, (255 - PIXEL_MEAN) / PIXEL_STD
     assert colored.images.min() >= low
     assert colored.images.max() <= high
 
@@ -121,37 +121,37 @@ def test_color_changes_images_and_nothing_else(cache: Cache) -> None:
     [
         (lambda c: Batches(c, 0), "at least 1, got 0"),
         (lambda c: Batches(c, 1, size=(48, 64), augment=Augment()), r"\(48, 64\).*\(24, 32\)"),
-        (lambda c: Batches(c, 1, size=(8, 8)), r"size \(8, 8\) needs an augmentation"),
+        (lambda c: Batches(c, 1, size=(8, 8)), r"size \(8, 8\) needs augment"),
         (lambda c: next(Batches(c, 1).epoch(0, start=-1)), "start must be at least 0, got -1"),
         (lambda c: Augment(scale=(2.0, 1.0)), r"0 < low <= high, got \(2.0, 1.0\)"),
         (lambda c: Augment(color=1.5), "got 1.5"),
     ],
 )
-def test_wrong_settings_are_named(cache: Cache, make, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_invalid_settings_raise(cache: Cache, make, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         make(cache)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_reading_ahead_keeps_order_and_passes_errors_on(workers: int) -> None:
-    assert list(_ahead(str, range(10), workers)) == [str(i) for i in range(10)]
+def test_prefetch_keeps_the_order_and_raises_errors(workers: int) -> None:
+    assert list(_prefetch(str, range(10), workers)) == [str(i) for i in range(10)]
 
     def halves(n: int) -> float:
         if n == 4:
             raise OSError("the disk is gone")
         return n / 2
 
-    stream = _ahead(halves, range(10), workers)
+    stream = _prefetch(halves, range(10), workers)
     assert [next(stream) for _ in range(4)] == [0.0, 0.5, 1.0, 1.5]
     with pytest.raises(OSError, match="the disk is gone"):
         next(stream)
-    endless = _ahead(str, itertools.count(), workers)
+    endless = _prefetch(str, itertools.count(), workers)
     assert next(endless) == "0"
     endless.close()  # must not hang
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(cache: Cache, workers: int) -> None:
+def test_workers_do_not_change_batches(cache: Cache, workers: int) -> None:
     alone, helped = (
         list(Batches(cache, 2, augment=EVERYTHING, seed=5, workers=n).epoch(3, start=1))
         for n in (0, workers)
@@ -161,8 +161,8 @@ def test_workers_change_nothing(cache: Cache, workers: int) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 4, 5])
-def test_processes_share_every_batch_and_see_each_image_once(cache: Cache, world: int) -> None:
-    """6 images in batches of 4: the second batch has 2, fewer than most worlds here."""
+def test_processes_split_each_batch(cache: Cache, world: int) -> None:
+    """6 images in batches of 4: the second batch has 2 images, fewer than some processes."""
     whole = list(Batches(cache, 4, augment=EVERYTHING).epoch(1))
     parts = [
         list(Batches(cache, 4, augment=EVERYTHING, rank=r, world=world).epoch(1))
@@ -182,10 +182,10 @@ def test_processes_share_every_batch_and_see_each_image_once(cache: Cache, world
 
 
 @pytest.mark.gpu
-def test_device_shows_what_the_cpu_shows(cache: Cache) -> None:
+def test_gpu_batches_match_cpu_batches(cache: Cache) -> None:
     kwargs = {"size": (16, 16), "augment": EVERYTHING, "seed": 5}
     expected = list(Batches(cache, 4, **kwargs).epoch(1))
-    for share in (0.4, 0.0):  # held on the device; read ahead from memory
+    for share in (0.4, 0.0):  # cached on the device; prefetched from host memory
         batches = Batches(cache, 4, device="cuda", device_share=share, **kwargs)
         assert batches.on_device == (share > 0)
         for a, b in zip(batches.epoch(1), expected, strict=True):

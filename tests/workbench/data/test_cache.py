@@ -1,4 +1,4 @@
-"""The cache: whole or not there, right for its source, and made once."""
+"""The cache is complete or absent, matches its source, and is built once."""
 
 import errno
 import json
@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from deepcontrol.workbench.data import DataError, Sample, open_source, prepare
-from deepcontrol.workbench.data.pairs import PairedFiles
+from deepcontrol.workbench.data.files import PairedFiles
 
 
 class Counting(PairedFiles):
-    """Files that leave a trace of each reading, also from other processes."""
+    """Log each read to a file, so that reads of other processes are counted too."""
 
     def read(self, index: int, size: tuple[int, int]) -> Sample:
         with (self.pairs[0].image.parents[1] / "reads.txt").open("a") as file:
@@ -37,7 +37,7 @@ def reads(root: Path) -> int:
     return len(path.read_text().split()) if path.exists() else 0
 
 
-def test_holds_what_the_source_reads(camvid_root: Path, tmp_path: Path) -> None:
+def test_cache_matches_the_source(camvid_root: Path, tmp_path: Path) -> None:
     source = counting(camvid_root)
     seen = []
     cache = prepare(source, (24, 32), tmp_path / "cache", lambda *done: seen.append(done))
@@ -56,7 +56,7 @@ def test_holds_what_the_source_reads(camvid_root: Path, tmp_path: Path) -> None:
     assert reads(camvid_root) == before
 
 
-def test_whoever_interrupts_does_not_wait_for_the_rest(camvid_root: Path, tmp_path: Path) -> None:
+def test_interrupt_cancels_the_remaining_reads(camvid_root: Path, tmp_path: Path) -> None:
     source = counting(camvid_root)
     many = replace(source, pairs=source.pairs * 50)
 
@@ -69,7 +69,7 @@ def test_whoever_interrupts_does_not_wait_for_the_rest(camvid_root: Path, tmp_pa
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
-def test_rebuilt_when_the_source_changes(camvid_root: Path, tmp_path: Path) -> None:
+def test_cache_is_rebuilt_when_the_source_changes(camvid_root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     first = prepare(counting(camvid_root), (24, 32), folder)
     image = camvid_root / "train" / "0.png"
@@ -77,12 +77,12 @@ def test_rebuilt_when_the_source_changes(camvid_root: Path, tmp_path: Path) -> N
     second = prepare(counting(camvid_root), (24, 32), folder)
     assert not np.array_equal(first.images[0], second.images[0])
     assert np.array_equal(second.images[0], second.images[2])
-    assert len([p for p in folder.iterdir() if p.is_dir()]) == 1  # the old one is gone
+    assert len([p for p in folder.iterdir() if p.is_dir()]) == 1  # the old cache is removed
     prepare(counting(camvid_root), (12, 16), folder)
     assert len([p for p in folder.iterdir() if p.is_dir()]) == 2  # another size is another cache
 
 
-def test_copies_of_a_data_set_do_not_evict_each_other(camvid_root: Path, tmp_path: Path) -> None:
+def test_copies_of_a_dataset_do_not_evict_each_other(camvid_root: Path, tmp_path: Path) -> None:
     other = tmp_path / "copy"
     shutil.copytree(camvid_root, other)
     for _ in range(2):
@@ -91,10 +91,10 @@ def test_copies_of_a_data_set_do_not_evict_each_other(camvid_root: Path, tmp_pat
     assert (reads(camvid_root), reads(other)) == (7, 7)
 
 
-def test_what_a_killed_build_leaves_goes_with_the_next(camvid_root: Path, tmp_path: Path) -> None:
+def test_next_build_removes_the_files_of_a_killed_one(camvid_root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     context = multiprocessing.get_context("spawn")
-    results = context.Queue()  # held here: the worker cannot start without it
+    results = context.Queue()  # keep a reference until the worker has started
     worker = context.Process(target=build, args=(camvid_root, folder, results))
     worker.start()
     deadline = time.monotonic() + 60
@@ -108,7 +108,7 @@ def test_what_a_killed_build_leaves_goes_with_the_next(camvid_root: Path, tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove", "index", "histogram"])
-def test_a_damaged_cache_is_made_again(camvid_root: Path, tmp_path: Path, damage: str) -> None:
+def test_damaged_cache_is_rebuilt(camvid_root: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "cache"
     cache = prepare(counting(camvid_root), (24, 32), folder)
     expected = np.array(cache.images)
@@ -129,10 +129,10 @@ def test_a_damaged_cache_is_made_again(camvid_root: Path, tmp_path: Path, damage
     else:
         file.write_bytes(content[: len(content) // 2])
     assert np.array_equal(prepare(counting(camvid_root), (24, 32), folder).images, expected)
-    assert reads(camvid_root) == 2 * 7  # the first image is read once more, for its shape
+    assert reads(camvid_root) == 2 * 7  # the first image is read twice, once for its shape
 
 
-def test_a_failed_build_leaves_nothing(camvid_root: Path, tmp_path: Path) -> None:
+def test_failed_build_leaves_nothing(camvid_root: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     bad = camvid_root / "train" / "4.png"
     content = bad.read_bytes()
@@ -144,7 +144,7 @@ def test_a_failed_build_leaves_nothing(camvid_root: Path, tmp_path: Path) -> Non
         prepare(replace(counting(camvid_root), pairs=()), (24, 32), folder)
 
 
-def test_a_full_disk_is_found_before_anything_is_mapped(
+def test_full_disk_is_detected_before_mapping(
     camvid_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: int) -> None:
@@ -157,7 +157,7 @@ def test_a_full_disk_is_found_before_anything_is_mapped(
     assert [p.suffix for p in folder.iterdir()] == [".lock"]
 
 
-def test_a_disk_without_room_for_a_header_says_the_same(
+def test_full_disk_is_reported_when_creating_the_files(
     camvid_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -173,7 +173,7 @@ def build(root: Path, folder: Path, results: multiprocessing.Queue) -> None:
     results.put((os.getpid(), int(cache.images.astype(np.int64).sum())))
 
 
-def test_two_processes_make_it_once(camvid_root: Path, tmp_path: Path) -> None:
+def test_two_processes_build_it_once(camvid_root: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     workers = [

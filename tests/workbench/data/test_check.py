@@ -1,4 +1,4 @@
-"""`deepcontrol data check` as a user runs it."""
+"""`deepcontrol data check` and `deepcontrol data sheet`."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.check import check
 
 
-def test_sound_folders(camvid_root: Path, cityscapes_root: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_valid_folders(camvid_root: Path, cityscapes_root: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     report = check(camvid_root)
     assert (report.layout, report.splits, report.faults) == ("camvid", {"train": 6, "val": 2}, [])
     assert report.histogram.sum() == 8 * 24 * 32
@@ -24,7 +24,7 @@ def test_sound_folders(camvid_root: Path, cityscapes_root: Path, capsys) -> None
     assert "No faults." in out
 
 
-def test_all_faults_at_once(
+def test_all_errors_are_listed(
     camvid_root: Path, saved: Callable[[np.ndarray, Path], Path], capsys
 ) -> None:  # type: ignore[no-untyped-def]
     first = camvid_root / "train" / "0.png"
@@ -45,7 +45,7 @@ def test_all_faults_at_once(
         "trainannot/2.png": "5x5 for an image of 24x32",
         "train/3.png": "has no label",
         "trainannot/orphan.png": "without an image",
-        "val/0.png": "30x30, where another image is 24x32",
+        "val/0.png": "size 30x30, but other images have 24x32",
     }.items():
         assert f"{path}: " in out
         assert reason in out
@@ -53,27 +53,27 @@ def test_all_faults_at_once(
     assert "train 2, val 2" in out
 
 
-def test_a_split_without_labels_is_a_fault(
+def test_split_without_labels_is_an_error(
     camvid_root: Path, saved: Callable[[np.ndarray, Path], Path], capsys
 ) -> None:  # type: ignore[no-untyped-def]
     for label in (camvid_root / "valannot").iterdir():
         saved(np.full((24, 32), 11, np.uint8), label)
     assert main(["data", "check", str(camvid_root)]) == 1
-    assert "no pixel of the split val has a label" in capsys.readouterr().out
+    assert "split val has no labeled pixels" in capsys.readouterr().out
     # Labels of a test split may be withheld.
     (camvid_root / "val").rename(camvid_root / "test")
     (camvid_root / "valannot").rename(camvid_root / "testannot")
     assert main(["data", "check", str(camvid_root)]) == 0
 
 
-def test_folders_that_are_no_data_set(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_unknown_layouts(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     assert main(["data", "check", str(tmp_path)]) == 1
     assert "neither CamVid" in capsys.readouterr().err
     assert main(["data", "check", str(tmp_path / "no")]) == 1
     assert "no such folder" in capsys.readouterr().err
     (tmp_path / "leftImg8bit" / "train").mkdir(parents=True)
     assert main(["data", "check", str(tmp_path)]) == 1
-    assert "no cities" in capsys.readouterr().out
+    assert "no city folders" in capsys.readouterr().out
 
 
 def test_contact_sheet(camvid_root: Path, tmp_path: Path) -> None:
@@ -83,19 +83,19 @@ def test_contact_sheet(camvid_root: Path, tmp_path: Path) -> None:
     assert out.is_file()
 
 
-def test_a_sheet_of_nothing_is_refused(capsys) -> None:  # type: ignore[no-untyped-def]
+def test_sheet_needs_at_least_one_sample(capsys) -> None:  # type: ignore[no-untyped-def]
     assert main(["data", "sheet", "--count", "0"]) == 1
     assert "--count must be at least 1, got 0" in capsys.readouterr().err
 
 
-def test_a_wrong_size_is_explained() -> None:
+def test_invalid_size_is_explained() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "deepcontrol", "data", "sheet", "--size", "24"],
         capture_output=True,
         text=True,
     )
     assert result.returncode == 2
-    assert "a size is HEIGHTxWIDTH" in result.stderr
+    assert "expected HEIGHTxWIDTH" in result.stderr
 
 
 def test_broken_cityscapes_trees(
@@ -104,7 +104,7 @@ def test_broken_cityscapes_trees(
     images = cityscapes_root / "leftImg8bit"
     next((images / "train" / "aachen").iterdir()).write_bytes(b"broken")
     for image in (images / "train" / "ulm").iterdir():
-        image.unlink()  # an empty city must not hide the broken image of another
+        image.unlink()  # an empty city must not hide the broken image of another city
     saved(np.zeros((16, 32, 3), np.uint8), images / "train" / "stray.png")
     shutil.rmtree(images / "val")
     faults = {
@@ -116,10 +116,10 @@ def test_broken_cityscapes_trees(
     assert "not a readable image" in faults.pop(broken)
     assert faults == {
         "leftImg8bit/train/ulm": "no images (.png, .jpg, .jpeg) in this folder",
-        "leftImg8bit/train/stray.png": "not in a city's folder",
-        "leftImg8bit/val": "there is no such folder",
-        truth.format("train/ulm/ulm"): "labels without a complete image in leftImg8bit/train/",
-        truth.format("val/bonn/bonn"): "labels without a complete image in leftImg8bit/val/",
+        "leftImg8bit/train/stray.png": "not in the folder of a city",
+        "leftImg8bit/val": "no such folder",
+        truth.format("train/ulm/ulm"): "label without a complete image in leftImg8bit/train/",
+        truth.format("val/bonn/bonn"): "label without a complete image in leftImg8bit/val/",
     }
 
 
@@ -132,8 +132,8 @@ def test_broken_camvid_trees(
     (camvid_root / "trainannot" / "2.png").rename(camvid_root / "trainannot" / "2.PNG")
     assert main(["data", "check", str(camvid_root)]) == 1
     out = capsys.readouterr().out.replace("\n", " ")
-    assert "camvid/val: there is no such folder" in out
+    assert "camvid/val: no such folder" in out
     assert "train/notes [1].txt: not an image" in out
     assert "train/0.png: another image has the same name" in out
-    assert "labels without an image in val/" in out
+    assert "label without an image in val/" in out
     assert "train 6, val 0" in out

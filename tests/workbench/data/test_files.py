@@ -1,4 +1,4 @@
-"""CamVid and Cityscapes from files: what is read, and what is refused."""
+"""Reading CamVid and Cityscapes, and errors for invalid files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_resizing_keeps_ids_and_aspect(cityscapes_root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unknown_names_and_splits_are_named(name: str, camvid_root: Path) -> None:
+def test_unknown_names_and_splits_raise(name: str, camvid_root: Path) -> None:
     with pytest.raises(ValueError, match="'training'"):
         open_source(name, "training", camvid_root)
     with pytest.raises(ValueError, match=r"'kitti'.*streets, camvid"):
@@ -86,14 +86,14 @@ def test_unknown_names_and_splits_are_named(name: str, camvid_root: Path) -> Non
             open_source(name, "train")
 
 
-def refused(source_of: Callable[[], object], *words: str) -> None:
+def assert_data_error(read: Callable[[], object], *words: str) -> None:
     with pytest.raises(DataError) as error:
-        source_of()
+        read()
     for word in words:
         assert word in str(error.value)
 
 
-def test_bad_files_are_named(camvid_root: Path, saved: Save) -> None:
+def test_invalid_files_raise_with_their_name(camvid_root: Path, saved: Save) -> None:
     def read_all() -> None:
         source = open_source("camvid", "train", camvid_root)
         for i in range(len(source)):
@@ -103,38 +103,40 @@ def test_bad_files_are_named(camvid_root: Path, saved: Save) -> None:
     good_image, good_labels = image.read_bytes(), labels.read_bytes()
 
     image.write_bytes(good_image[: len(good_image) // 2])
-    refused(read_all, "train/2.png", "not a readable image")
+    assert_data_error(read_all, "train/2.png", "not a readable image")
     image.write_bytes(b"not an image at all")
-    refused(read_all, "train/2.png", "not a readable image")
+    assert_data_error(read_all, "train/2.png", "not a readable image")
     saved(np.zeros((24, 40, 3), np.uint8), image)
     saved(np.zeros((24, 40), np.uint8), labels)
-    refused(read_all, "train/2.png", "24x40", "24x32")
+    assert_data_error(read_all, "train/2.png", "24x40", "24x32")
     image.write_bytes(good_image)
     saved(np.zeros((12, 16), np.uint8), labels)
-    refused(read_all, "trainannot/2.png", "12x16", "24x32")
+    assert_data_error(read_all, "trainannot/2.png", "12x16", "24x32")
     saved(np.full((24, 32), 37, np.uint8), labels)
-    refused(read_all, "trainannot/2.png", "class id 37 in 768 pixels", "0 to 11, or 255")
+    assert_data_error(read_all, "trainannot/2.png", "class id 37 in 768 pixels", "0 to 11, or 255")
     saved(np.repeat(np.array([[37], [254]], np.uint8), (23, 1), 0).repeat(32, 1), labels)
-    refused(read_all, "trainannot/2.png", "class id 254 in 32 pixels")
+    assert_data_error(read_all, "trainannot/2.png", "class id 254 in 32 pixels")
     saved(np.zeros((24, 32, 3), np.uint8), labels)
-    refused(read_all, "trainannot/2.png", "one channel", "RGB")
+    assert_data_error(read_all, "trainannot/2.png", "one channel", "RGB")
     saved(np.full((24, 32), 2.7, np.float32), labels.with_suffix(".tiff")).rename(labels)
-    refused(read_all, "trainannot/2.png", "integer ids", "got F")
+    assert_data_error(read_all, "trainannot/2.png", "integer ids", "got F")
     labels.write_bytes(good_labels)
     saved(np.full((24, 32), 40_000, np.uint16), image)
-    refused(read_all, "train/2.png", "8 bits a channel")
+    assert_data_error(read_all, "train/2.png", "8 bits per channel")
     image.write_bytes(good_image)
     labels.unlink()
-    refused(read_all, "train/2.png", "has no label", "trainannot/2.png")
+    assert_data_error(read_all, "train/2.png", "has no label", "trainannot/2.png")
     labels.write_bytes(good_labels)
     read_all()
 
 
-def test_missing_folders_are_named(tmp_path: Path, cityscapes_root: Path) -> None:
-    refused(lambda: open_source("camvid", "train", tmp_path / "no"), "no/train", "no such folder")
-    refused(lambda: open_cityscapes(tmp_path, "val"), "leftImg8bit/val", "no such folder")
+def test_missing_folders_raise_with_their_name(tmp_path: Path, cityscapes_root: Path) -> None:
+    assert_data_error(
+        lambda: open_source("camvid", "train", tmp_path / "no"), "no/train", "no such folder"
+    )
+    assert_data_error(lambda: open_cityscapes(tmp_path, "val"), "leftImg8bit/val", "no such folder")
     (tmp_path / "empty" / "train").mkdir(parents=True)
-    refused(lambda: open_source("camvid", "train", tmp_path / "empty"), "no images")
+    assert_data_error(lambda: open_source("camvid", "train", tmp_path / "empty"), "no images")
     lost = next((cityscapes_root / "gtFine").rglob("*ulm*instanceIds.png"))
     lost.unlink()
-    refused(lambda: open_cityscapes(cityscapes_root, "train"), "ulm", lost.name)
+    assert_data_error(lambda: open_cityscapes(cityscapes_root, "train"), "ulm", lost.name)

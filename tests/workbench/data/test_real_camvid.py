@@ -1,4 +1,4 @@
-"""The real CamVid, where CAMVID_ROOT says that there is a copy."""
+"""The real CamVid, if CAMVID_ROOT is set."""
 
 import os
 from pathlib import Path
@@ -10,8 +10,8 @@ from deepcontrol.workbench.data.check import check
 ROOT = os.environ.get("CAMVID_ROOT")
 
 
-@pytest.mark.skipif(ROOT is None, reason="CAMVID_ROOT names no copy of CamVid")
-def test_read_whole() -> None:
+@pytest.mark.skipif(ROOT is None, reason="CAMVID_ROOT is not set")
+def test_check_the_whole_dataset() -> None:
     report = check(Path(str(ROOT)))
     assert report.layout == "camvid"
     assert report.faults == []
@@ -19,7 +19,7 @@ def test_read_whole() -> None:
     assert report.splits["val"] == 101
     counts = report.histogram[: len(report.classes)]
     share = dict(zip(report.classes, 100 * counts / counts.sum(), strict=True))
-    # The frequencies that are known of the set: road and building lead, the thin things are rare.
+    # Published class frequencies.
     assert share["road"] == pytest.approx(31.6, abs=1)
     assert share["building"] == pytest.approx(24.7, abs=1)
     assert share["sky"] == pytest.approx(15.7, abs=1)

@@ -1,4 +1,4 @@
-"""A run folder with a small network in it, whose data are a few street scenes."""
+"""A run folder with a small network and a few street scenes as its dataset."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from deepcontrol.workbench.train.config import Train, save_config
 
 
 def make_run(folder: Path, model: str = "segnet", norm: str = "agc") -> Path:
-    """With gains, biases, lambdas and running statistics that are no longer those of the start."""
+    """Make a run whose gains, biases, lambdas and running statistics differ from their start."""
     config = Train(
         out=folder,
         model=model,  # type: ignore[arg-type]
@@ -24,7 +24,7 @@ def make_run(folder: Path, model: str = "segnet", norm: str = "agc") -> Path:
         val_limit=2,
     )
     folder.mkdir()
-    save_config(config, {"classes": CLASSES, "colours": PALETTE}, {"versions": {}, "commit": None})
+    save_config(config, {"classes": CLASSES, "colors": PALETTE}, {"versions": {}, "commit": None})
     network = build_model(config, len(CLASSES))
     generator = torch.Generator().manual_seed(1)
     for value in network.state_dict().values():
@@ -36,10 +36,7 @@ def make_run(folder: Path, model: str = "segnet", norm: str = "agc") -> Path:
 
 @pytest.fixture
 def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The networks with one or two poolings: exporters take a minute for all five or seven.
-
-    The command checks the whole networks itself, whenever it is used.
-    """
+    """Use networks with one or two poolings, because exporting all five or seven takes a minute."""
     monkeypatch.setattr(segnet, "STAGES", ((64, 64), (128,)))
     monkeypatch.setattr(classnet, "POOLINGS", 1)
     monkeypatch.setattr(classnet, "WIDTHS", classnet.WIDTHS[:2])
@@ -53,5 +50,5 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the user's own."""
+    """Keep the cache out of the home directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

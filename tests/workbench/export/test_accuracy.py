@@ -1,4 +1,4 @@
-"""What an export costs is measured on images as the network is to see them."""
+"""The accuracy of an export is measured with the windows that the network uses."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 
 from deepcontrol.convert import calibrate
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.export.accuracy import compare, in_windows
+from deepcontrol.workbench.export.check import compare_accuracy, in_windows
 from deepcontrol.workbench.export.images import RunImages
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import Checkpoint, save_best
@@ -22,13 +22,13 @@ SIZE = (32, 32)
 
 @pytest.fixture
 def config(tmp_path: Path) -> Train:
-    """Of a network that learns from crops."""
+    """The configuration of a network that is trained on crops."""
     root = make_camvid(tmp_path / "camvid")
     return Train(out=tmp_path / "run", data="camvid", data_root=root, size=SIZE, width=0.1)
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_errors_are_those_of_eval(config: Train, whole: bool) -> None:
+def test_pixel_errors_match_eval(config: Train, whole: bool) -> None:
     config = replace(config, eval_whole=whole)
     model, images = build_model(config, 11).eval(), RunImages(config)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_errors_are_those_of_eval(config: Train, whole: bool) -> None:
             "as trained": in_windows(lambda seen: (model(seen),), images.window),
             "none": in_windows(lambda seen: (-model(seen),), images.window),
         }
-        found = compare(runs, images.validation())
+        found = compare_accuracy(runs, images.validation())
     expected = evaluate(model, images.validation(), window=None if whole else SIZE)
     assert found["as trained"].pixel_error == expected.pixel_error
     assert found["as trained"].relabeled == 0
@@ -47,18 +47,18 @@ def test_errors_are_those_of_eval(config: Train, whole: bool) -> None:
 
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize("fixed", [False, True])
-def test_a_network_of_crops(config: Train, fixed: bool) -> None:
-    """Used in windows, unless its means are fixed and no longer those of what it sees."""
+def test_network_trained_on_crops(config: Train, fixed: bool) -> None:
+    """The description contains the window, unless the means are fixed."""
     run = config.out
     run.mkdir()
-    derived = {"classes": [*"abcdefghijk"], "colours": [[i, 0, 0] for i in range(11)]}
+    derived = {"classes": [*"abcdefghijk"], "colors": [[i, 0, 0] for i in range(11)]}
     save_config(config, derived | {"image_size": [32, 64]}, {"versions": {}, "commit": None})
     model = build_model(config, 11).eval()
     save_best(run, Checkpoint(model.state_dict(), {}))
     more = ["--fixed-means"] if fixed else []
     assert main(["export", str(run), "--to", "exported", *more]) == 0
     (about,) = (json.loads(path.read_text()) for path in (run / "export").glob("*.json"))
-    assert about["input"]["seen_in_windows_of"] == (None if fixed else list(SIZE))
+    assert about["input"]["window"] == (None if fixed else list(SIZE))
     if not fixed:
         assert about["validation"] is None
         return
@@ -72,7 +72,7 @@ def test_a_network_of_crops(config: Train, fixed: bool) -> None:
     assert found == expected
 
 
-def test_means_and_ranges_come_from_windows(config: Train) -> None:
+def test_calibration_uses_windows(config: Train) -> None:
     windows = list(RunImages(config).calibration())
     whole = list(RunImages(replace(config, eval_whole=True)).calibration())
     assert [w.shape for w in windows] == [(1, 3, *SIZE)] * 4

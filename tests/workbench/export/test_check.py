@@ -1,4 +1,4 @@
-"""A file that computes something else is refused, and leaves nothing behind."""
+"""A file with wrong outputs raises an error and is removed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.export import command
-from deepcontrol.workbench.export.check import DisagreementError, check, difference
+from deepcontrol.workbench.export.check import MismatchError, check, difference
 from deepcontrol.workbench.export.program import Sizes
 from deepcontrol.workbench.export.targets import TARGETS, Target
 
@@ -21,10 +21,10 @@ def right(images: Tensor) -> tuple[Tensor, ...]:
         return (MODEL(images),)
 
 
-def test_the_network_itself_agrees() -> None:
-    agreement = check(right, MODEL, SIZES)
-    assert agreement.difference == 0
-    (one, *_), (several, _, height, _) = agreement.shapes
+def test_equal_outputs_pass() -> None:
+    comparison = check(right, MODEL, SIZES)
+    assert comparison.difference == 0
+    (one, *_), (several, _, height, _) = comparison.shapes
     assert (one, several > 1, height % 2) == (1, True, 1)
 
 
@@ -34,29 +34,29 @@ def test_the_network_itself_agrees() -> None:
         lambda y: y + 2e-3,
         lambda y: y * torch.nan,
         lambda y: y[..., 1:],
-        lambda y: torch.where(torch.tensor(y.shape[0] > 1), y.flip(0), y),  # of one shape alone
+        lambda y: torch.where(torch.tensor(y.shape[0] > 1), y.flip(0), y),  # only for one shape
     ],
 )
-def test_what_disagrees_is_refused(wrong: object) -> None:
-    with pytest.raises(DisagreementError, match=r"differs from torch by .* of its outputs on"):
+def test_wrong_outputs_raise(wrong: object) -> None:
+    with pytest.raises(MismatchError, match=r"differs from torch by .* on \d images of"):
         check(lambda images: (wrong(right(images)[0]),), MODEL, SIZES)  # type: ignore[operator]
 
 
-def test_one_unlucky_input_is_not_a_fault() -> None:
+def test_one_wrong_input_is_rejected() -> None:
     calls = []
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
         calls.append(images.shape)
         return (right(images)[0] + (len(calls) == 1),)
 
-    agreement = check(run, MODEL, SIZES)
-    assert agreement.difference == 0
-    (unlucky,) = agreement.passed_over  # it is said, so that a user can judge
-    assert unlucky > 0.1
+    comparison = check(run, MODEL, SIZES)
+    assert comparison.difference == 0
+    (rejected,) = comparison.rejected
+    assert rejected > 0.1
     assert len(calls) == 3
 
 
-def test_differences_are_relative_to_large_outputs_alone() -> None:
+def test_differences_are_relative_only_to_large_outputs() -> None:
     images = torch.full((1, 3, 4, 4), 100.0)
     large = right(images)[0].abs().max()
     assert large > 1
@@ -65,10 +65,10 @@ def test_differences_are_relative_to_large_outputs_alone() -> None:
     assert difference(lambda x: (right(x)[0] + 0.5,), MODEL, images * 0) == pytest.approx(0.5)
 
 
-def test_nothing_is_written(
+def test_no_file_is_written(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a target whose file is there but computes zeros."""
+    """Use a target whose file returns zeros."""
     zeros = Target(
         ".pt2",
         None,

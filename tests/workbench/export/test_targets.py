@@ -1,4 +1,4 @@
-"""Exported files compute what the network does, for images of any size, and say how to use them."""
+"""Exported files match the network for images of any size, and are described in JSON."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,11 @@ from deepcontrol.workbench.data.batches import normalized
 from deepcontrol.workbench.predict.network import load_network
 from tests.workbench.export.conftest import make_run
 
-SEGNET, CLASSNET = (1, 3, 101, 75), (2, 3, 256, 256)  # neither traced nor checked by the command
+# Shapes that the command neither traces nor checks.
+SEGNET, CLASSNET = (1, 3, 101, 75), (2, 3, 256, 256)
 
 
-def network_says(run: Path, images: Tensor) -> tuple[Tensor, ...]:
+def network_outputs(run: Path, images: Tensor) -> tuple[Tensor, ...]:
     model = load_network(run, "best", torch.device("cpu")).model
     with torch.no_grad():
         outputs = model(images)
@@ -23,7 +24,7 @@ def network_says(run: Path, images: Tensor) -> tuple[Tensor, ...]:
 
 
 def export(run: Path, *more: str) -> dict:
-    """Its description."""
+    """Export a run and return the description."""
     assert main(["export", str(run), *more]) == 0
     (about,) = (run / "export").glob("*.json")
     return json.loads(about.read_text())
@@ -40,7 +41,7 @@ def export(run: Path, *more: str) -> dict:
     ],
 )
 def test_onnx(model: str, norm: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    """Used as a developer would who has the file and its description alone."""
+    """Use only the file and its description."""
     run = make_run(tmp_path / "run", model, norm)
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -53,10 +54,10 @@ def test_onnx(model: str, norm: str, shape: tuple[int, ...], tmp_path: Path) -> 
     images = ((pixels - mean) / std).permute(0, 3, 1, 2).contiguous()
     names = [output["name"] for output in about["outputs"]]
     found = [torch.from_numpy(a) for a in session.run(names, {given.name: images.numpy()})]
-    expected = network_says(run, normalized(pixels))
+    expected = network_outputs(run, normalized(pixels))
     assert expected[0].std() > 0.01
     torch.testing.assert_close(found, list(expected), atol=1e-4, rtol=0)
-    assert found[0].shape[1] == len(about["classes"]) == len(about["colours"])
+    assert found[0].shape[1] == len(about["classes"]) == len(about["colors"])
     assert about["folded"] is (norm == "agc")
 
 
@@ -68,7 +69,7 @@ def test_exported(run: Path, fold: str) -> None:
     assert "deepcontrol" not in program.graph_module.code
     for shape in (SEGNET, (2, 3, 64, 160)):
         images = torch.randn(shape)
-        (expected,) = network_says(run, images)
+        (expected,) = network_outputs(run, images)
         torch.testing.assert_close(program.module()(images), expected, atol=1e-4, rtol=0)
     assert about["folded"] is (fold == "--fold")
     assert about["check"]["largest_difference_to_torch"] < 1e-4
@@ -77,17 +78,17 @@ def test_exported(run: Path, fold: str) -> None:
 
 @pytest.mark.usefixtures("shallow")
 def test_classnet_exported(tmp_path: Path) -> None:
-    """It returns two maps, in a class that the file's readers do not have."""
+    """The outputs are a plain tuple, because readers do not have the class of the package."""
     run = make_run(tmp_path / "run", "classnet", "agc")
     export(run, "--to", "exported")
     program = torch.export.load(run / "export" / "classnet.pt2")
     found = program.module()(images := torch.randn(CLASSNET))
     assert type(found) is tuple
-    torch.testing.assert_close(found, network_says(run, images), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found, network_outputs(run, images), atol=1e-4, rtol=0)
 
 
 @pytest.mark.usefixtures("shallow")
-def test_fixed_means_are_measured(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accuracy_of_fixed_means(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = export(run, "--to", "exported", "--fixed-means")["validation"]
     assert list(rows) == ["as trained", "fixed means"]
     assert rows["as trained"]["relabeled"] == 0
@@ -108,18 +109,18 @@ def test_int8(run: Path) -> None:
     assert 0 < rows["int8"]["relabeled"] < 0.5
     assert abs(rows["int8"]["pixel_error"] - rows["as trained"]["pixel_error"]) < 0.5
     graph = onnx.load(out).graph
-    made_by = {name: node.op_type for node in graph.node for name in node.output}
+    producer = {name: node.op_type for node in graph.node for name in node.output}
     convolutions = [node for node in graph.node if node.op_type == "Conv"]
-    inputs = [made_by[node.input[0]] for node in convolutions]
+    inputs = [producer[node.input[0]] for node in convolutions]
     assert inputs.count("DequantizeLinear") == 6
-    assert inputs.count("Div") == 5  # the means of all but the last, in fp32
-    assert {made_by[node.input[1]] for node in convolutions} == {"DequantizeLinear"}
+    assert inputs.count("Div") == 5  # the means of all layers but the last, in fp32
+    assert {producer[node.input[1]] for node in convolutions} == {"DequantizeLinear"}
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(run / "runs.onnx")
     onnxruntime.InferenceSession(out, options)
     runs = [node.op_type for node in onnx.load(run / "runs.onnx").graph.node]
-    assert runs.count("QLinearConv") == 6  # computed in integers, and not in fp32 between casts
+    assert runs.count("QLinearConv") == 6  # computed in integers, not in fp32 between casts
 
 
 @pytest.mark.usefixtures("shallow")

@@ -1,4 +1,4 @@
-"""What the paper says of its two networks, counted."""
+"""SegNet and ClassNet match their descriptions in the paper."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def logits(output: object) -> Tensor:
 def test_counts(
     network: type, classes: int, count: int, million_parameters: float, gflops: float
 ) -> None:
-    """Multiply-adds counted twice, one image of 256x512."""
+    """FLOPs count multiply-adds twice, for one image of 256x512."""
     with torch.device("meta"):
         model, x = network(classes), torch.empty(1, 3, 256, 512)
     assert len(convolutions(model)) == count
@@ -37,7 +37,7 @@ def test_counts(
     assert counter.get_total_flops() / 1e9 == pytest.approx(gflops, abs=5e-4)
 
 
-def test_segnet_is_the_papers() -> None:
+def test_segnet_widths() -> None:
     widths = [64, 64, 128, 128, *[256] * 3, *[512] * 6]
     mirror = [*[512] * 5, *[256] * 3, 128, 128, 64, 64, 19]
     with torch.device("meta"):
@@ -49,7 +49,7 @@ def test_segnet_is_the_papers() -> None:
     assert not isinstance(layers[-1], AGCConv2d)
 
 
-def test_classnet_has_the_described_parts() -> None:
+def test_classnet_parts() -> None:
     with torch.device("meta"):
         model = ClassNet(14)
     assert sum(isinstance(m, nn.MaxPool2d) for m in model.modules()) == 7
@@ -65,7 +65,7 @@ def test_classnet_has_the_described_parts() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_classnet_has_paths_of_8_to_53_layers() -> None:
-    """Every way from the image to the class logits, by the number of convolutions on it."""
+    """Count convolutions on every path from the image to the class logits."""
     model = ClassNet(14, width=0.125).eval()
     graph = torch.export.export(model, (torch.randn(1, 3, 256, 256),)).graph
     depths: dict[torch.fx.Node, tuple[int, int]] = {}
@@ -101,7 +101,7 @@ def test_forward_and_backward_with_every_norm(name: str, norm: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (67, 128)], ids=str)
-def test_segnet_takes_odd_sizes(size: tuple[int, int]) -> None:
+def test_segnet_accepts_odd_sizes(size: tuple[int, int]) -> None:
     model = SegNet(5, width=0.125).eval()
     assert model(torch.randn(1, 3, *size)).shape == (1, 5, *size)
 
@@ -128,7 +128,7 @@ def test_classnet_pads_and_crops_exactly(size: tuple[int, int]) -> None:
         assert torch.equal(output, whole[..., : size[0], : size[1]])
 
 
-def test_width_scales_and_identity_reaches_the_inner_layers() -> None:
+def test_width_and_identity_init() -> None:
     assert [c.out_channels for c in convolutions(SegNet(19, width=0.25))][:5] == [
         16,
         16,
@@ -142,12 +142,12 @@ def test_width_scales_and_identity_reaches_the_inner_layers() -> None:
         if layer.in_channels == layer.out_channels
         and torch.equal(layer.weight, nn.init.dirac_(torch.empty_like(layer.weight)))
     ]  # fmt: skip
-    # All that keep their width, except the first after each pooling or unpooling.
+    # All layers with equal widths, except the first after each pooling or unpooling.
     assert found == [1, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 20]
 
 
 @pytest.mark.parametrize("network", NETWORKS.values())
-def test_wrong_inputs_are_named(network: type) -> None:
+def test_invalid_inputs_raise(network: type) -> None:
     with pytest.raises(ValueError, match=r"'batch'.*agc, bn, gn, in, frn, none"):
         network(5, norm="batch")
     with pytest.raises(ValueError, match="width must be positive, got 0"):

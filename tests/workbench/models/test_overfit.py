@@ -1,4 +1,4 @@
-"""Both networks with AGC learn eight pictures by heart, one at a time."""
+"""SegNet and ClassNet with AGC overfit eight pictures at batch size 1."""
 
 import pytest
 import torch
@@ -13,28 +13,28 @@ CLASSES = 14
 
 
 def picture(rng: torch.Generator, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Five overlapping rectangles of three classes: noisy image, labels, segments, batch of 1.
+    """Draw five overlapping rectangles of three classes: image, labels and segments, batch size 1.
 
-    Their colors are drawn apart from their classes, so that no rule for single pixels exists.
+    Colors are independent of classes, so that a classifier of single pixels cannot succeed.
     """
 
-    def whole(low: int, high: int) -> int:
+    def integer(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=rng))
 
     image = torch.zeros(3, side, side)
     labels = torch.zeros(side, side, dtype=torch.uint8)
     segments = torch.zeros(side, side, dtype=torch.int32)
     for number in range(1, 6):
-        height, width = whole(side // 8, side // 2), whole(side // 8, side // 2)
-        top, left = whole(0, side - height), whole(0, side - width)
+        height, width = integer(side // 8, side // 2), integer(side // 8, side // 2)
+        top, left = integer(0, side - height), integer(0, side - width)
         window = (slice(top, top + height), slice(left, left + width))
-        labels[window], segments[window] = whole(1, 4), number
+        labels[window], segments[window] = integer(1, 4), number
         image[:, *window] = 1.5 * torch.randn(3, 1, 1, generator=rng)
     image += 0.1 * torch.randn(3, side, side, generator=rng)
     return image[None], labels[None], segments[None]
 
 
-# At 128x128 ClassNet's deepest maps have one position: nothing passes there, and nothing needs to.
+# At 128x128 the deepest feature maps of ClassNet have one position, which this test does not need.
 @pytest.mark.filterwarnings("ignore:AGCConv2d got maps of one position")
 @pytest.mark.parametrize(("network", "side"), [(SegNet, 64), (ClassNet, 128)])
 def test_overfits_eight_pictures_at_batch_1(network: type, side: int) -> None:

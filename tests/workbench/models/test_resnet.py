@@ -1,4 +1,4 @@
-"""ResNet-50 is the published one, and with AGC it starts sane and keeps no more than none."""
+"""ResNet-50: its structure, initialization and saved tensors."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ NORMS = ("agc", "bn", "gn", "in", "none")
 
 
 def pictures(count: int, side: int = 64) -> Tensor:
-    """Smooth pictures, each of its own brightness and contrast, as photographs are."""
+    """Draw smooth images with different brightness and contrast."""
     coarse = torch.randn(count, 3, side // 8, side // 8)
     smooth = nn.functional.interpolate(coarse, scale_factor=8.0, mode="bilinear")
     x = smooth * torch.rand(count, 1, 1, 1) + torch.randn(count, 3, 1, 1)
@@ -23,8 +23,8 @@ def pictures(count: int, side: int = 64) -> Tensor:
 @pytest.mark.parametrize(
     ("norm", "parameters"), [("bn", 25_557_032), ("none", 25_530_472), ("agc", 25_583_592)]
 )
-def test_counts_are_torchvisions(norm: str, parameters: int) -> None:
-    """Multiply-adds counted twice, one image of 224x224."""
+def test_counts_match_torchvision(norm: str, parameters: int) -> None:
+    """FLOPs count multiply-adds twice, for one image of 224x224."""
     with torch.device("meta"):
         model, x = ResNet50(norm=norm), torch.empty(1, 3, 224, 224)
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -34,7 +34,7 @@ def test_counts_are_torchvisions(norm: str, parameters: int) -> None:
     assert counter.get_total_flops() / 1e9 == pytest.approx(8.18, abs=5e-3)
 
 
-def test_the_3x3_halves_the_resolution() -> None:
+def test_stride_is_in_the_3x3_convolution() -> None:
     with torch.device("meta"):
         model = ResNet50()
     strided = [m for m in model.stages.modules() if isinstance(m, nn.Conv2d) and m.stride != (1, 1)]
@@ -43,7 +43,7 @@ def test_the_3x3_halves_the_resolution() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_forward_and_backward_with_every_norm(norm: str) -> None:
-    model = he_init_(ResNet50(5, norm))  # opens AGC's branches, so that gradients reach all of them
+    model = he_init_(ResNet50(5, norm))  # sets gains to 1, so that all branches get gradients
     loss = nn.functional.cross_entropy(model(pictures(2)), torch.tensor([0, 3]))
     loss.backward()
     assert loss.isfinite()
@@ -55,8 +55,8 @@ def test_forward_and_backward_with_every_norm(norm: str) -> None:
 
 
 @torch.no_grad()
-def test_agc_starts_at_the_right_scale_and_tells_pictures_apart() -> None:
-    """The sums are rectified after AGC, so the pooled maps are not the constant beta."""
+def test_initial_logits_with_agc_have_unit_scale_and_vary() -> None:
+    """ReLU follows the sum, so that the pooled features are not the constant beta."""
     model, x = ResNet50(100), pictures(8)
     for start in (model.zero_branches_, lambda: he_init_(model)):
         start()
@@ -75,23 +75,23 @@ def test_agc_blocks_start_as_their_shortcuts() -> None:
 
 
 @torch.no_grad()
-def test_agc_samples_do_not_meet() -> None:
+def test_agc_samples_are_independent() -> None:
     model, x = he_init_(ResNet50(10)), pictures(3)
     torch.testing.assert_close(model(x)[:1], model(x[:1]))
 
 
-def test_agc_keeps_what_no_normalization_keeps() -> None:
+def test_agc_saves_as_much_as_no_normalization() -> None:
     with torch.device("meta"):
         x = torch.empty(2, 3, 224, 224)
-        kept = {norm: saved_bytes(ResNet50(10, norm), x) for norm in ("agc", "none", "bn")}
-    assert kept["agc"] <= 1.05 * kept["none"]
-    assert kept["bn"] > 1.9 * kept["none"]
+        saved = {norm: saved_bytes(ResNet50(10, norm), x) for norm in ("agc", "none", "bn")}
+    assert saved["agc"] <= 1.05 * saved["none"]
+    assert saved["bn"] > 1.9 * saved["none"]
 
 
-def test_wrong_inputs_are_named() -> None:
+def test_invalid_inputs_raise() -> None:
     with pytest.raises(ValueError, match=r"'batch'.*agc, bn, gn, in, frn, none"):
         ResNet50(norm="batch")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'frn' ends in its own threshold"):
+    with pytest.raises(ValueError, match="'frn' needs activation 'relu', got 'none'"):
         ResNet50(norm="frn")
     with torch.device("meta"):
         model = ResNet50(5)

@@ -1,4 +1,4 @@
-"""The 3-D U-Net has its published parts, and with AGC it keeps no more than none."""
+"""3-D U-Net: its structure and saved tensors."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ NORMS = ("agc", "bn", "gn", "in", "none")
 
 
 def test_counts() -> None:
-    """Multiply-adds counted twice, one volume of 64x64x64."""
+    """FLOPs count multiply-adds twice, for one volume of 64x64x64."""
     with torch.device("meta"):
         model, x = UNet3d(1, 3), torch.empty(1, 1, 64, 64, 64)
     assert sum(p.numel() for p in model.parameters()) == 16_546_723
@@ -62,23 +62,23 @@ def test_forward_and_backward_with_every_norm(norm: str) -> None:
 
 
 @torch.no_grad()
-def test_agc_samples_do_not_meet() -> None:
+def test_agc_samples_are_independent() -> None:
     model, x = UNet3d(1, 3, width=0.125), torch.randn(3, 1, 16, 32, 32)
     torch.testing.assert_close(model(x)[:1], model(x[:1]))
 
 
-def test_agc_keeps_what_no_normalization_keeps() -> None:
+def test_agc_saves_as_much_as_no_normalization() -> None:
     with torch.device("meta"):
         x = torch.empty(2, 1, 64, 64, 64)
-        kept = {norm: saved_bytes(UNet3d(1, 3, norm=norm), x) for norm in ("agc", "none", "in")}
-    assert kept["agc"] <= 1.05 * kept["none"]
-    assert kept["in"] > 1.6 * kept["none"]
+        saved = {norm: saved_bytes(UNet3d(1, 3, norm=norm), x) for norm in ("agc", "none", "in")}
+    assert saved["agc"] <= 1.05 * saved["none"]
+    assert saved["in"] > 1.6 * saved["none"]
 
 
-def test_wrong_inputs_are_named() -> None:
+def test_invalid_inputs_raise() -> None:
     with pytest.raises(ValueError, match=r"'batch'.*agc, bn, gn, in, frn, none"):
         UNet3d(1, 3, norm="batch")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'frn' is for maps of 2 dimensions, not 3"):
+    with pytest.raises(ValueError, match="'frn' supports only 2 dimensions, got 3"):
         UNet3d(1, 3, norm="frn")
     with pytest.raises(ValueError, match="width must be positive, got 0"):
         UNet3d(1, 3, width=0)

@@ -1,4 +1,4 @@
-"""A run folder with a small network in it, as training leaves one."""
+"""A run folder with a small network."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def make_run(
 ) -> Path:
     config = Train(out=folder, norm=norm, width=0.0625, size=size)  # type: ignore[arg-type]
     folder.mkdir()
-    derived = {"classes": ["a", "b", "c"], "colours": COLORS}
+    derived = {"classes": ["a", "b", "c"], "colors": COLORS}
     if image_size is not None:
         derived["image_size"] = image_size
     save_config(config, derived, {"versions": {}, "commit": None})
@@ -31,7 +31,8 @@ def make_run(
     model = build_model(config, 3)
     torch.nn.init.zeros_(model.get_parameter("classify.bias"))
     save_best(folder, Checkpoint(model.state_dict(), {}))
-    torch.nn.init.constant_(model.get_parameter("classify.bias")[:1], 1e3)  # `last` says a
+    # The last checkpoint always predicts the class "a".
+    torch.nn.init.constant_(model.get_parameter("classify.bias")[:1], 1e3)
     save_last(folder, Checkpoint(model.state_dict(), {}))
     return folder
 
@@ -43,7 +44,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """A folder with street scenes, one of them in a folder below."""
+    """A folder with two street scenes, one of them in a subfolder."""
     folder = tmp_path / "images"
     (folder / "more").mkdir(parents=True)
     source = open_source("streets", "val", limit=2)

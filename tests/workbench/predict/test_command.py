@@ -1,4 +1,4 @@
-"""`deepcontrol predict` as a user types it: what it writes, and what it says when it cannot."""
+"""`deepcontrol predict`: its outputs and its error messages."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,15 @@ from PIL import Image
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.batches import normalized
-from deepcontrol.workbench.predict import memory
-from deepcontrol.workbench.predict.blend import label_blended
-from deepcontrol.workbench.predict.images import OpenImage
+from deepcontrol.workbench.predict import tiling
+from deepcontrol.workbench.predict.images import ImageFile
 from deepcontrol.workbench.predict.network import load_network
 from deepcontrol.workbench.train.evaluate import predict
 from tests.workbench.predict.conftest import COLORS, make_run, pixels
 
 
 def predicted(run: Path, path: Path) -> np.ndarray:
-    """What the run's best network says, asked directly."""
+    """Label an image with the best network of the run directly."""
     network = load_network(run, "best", torch.device("cpu"))
     image = torch.from_numpy(np.array(Image.open(path).convert("RGB")))
     with torch.no_grad():
@@ -43,29 +42,29 @@ def test_labels_and_overlays(run: Path, images: Path, tmp_path: Path) -> None:
     assert np.abs(pixels(out / "b-overlay.png") - blended).max() <= 1
 
 
-def test_beside_the_run_unless_told_otherwise(run: Path, images: Path) -> None:
+def test_default_output_folder(run: Path, images: Path) -> None:
     assert main(["predict", str(run), str(images / "b.png")]) == 0
     assert (run / "predictions" / "b-overlay.png").exists()
 
 
-def test_no_link_out_of_the_run_is_followed(
+def test_symbolic_link_is_not_followed(
     run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (run / "predictions").symlink_to(elsewhere)
     assert main(["predict", str(run), str(images / "b.png")]) == 1
-    assert "predictions is a link" in capsys.readouterr().err
+    assert "predictions is a symbolic link" in capsys.readouterr().err
     assert not list(elsewhere.iterdir())
     (run / "predictions").unlink()  # the run is shared
 
 
-def test_the_other_checkpoint(run: Path, images: Path) -> None:
+def test_last_checkpoint(run: Path, images: Path) -> None:
     assert main(["predict", str(run), str(images / "b.png"), "--checkpoint", "last"]) == 0
     assert not pixels(run / "predictions" / "b-labels.png").any()
 
 
-def test_bad_images_are_named_and_the_others_labeled(
+def test_bad_images_are_reported_and_the_others_labeled(
     run: Path, images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (images / "a-text.png").write_text("not an image")
@@ -73,27 +72,27 @@ def test_bad_images_are_named_and_the_others_labeled(
     Image.new("RGB", (96, 20)).save(images / "c-low.png")
     Image.new("I;16", (64, 64)).save(images / "d-deep.png")
     assert main(["predict", str(run), str(images), str(images.parent / "gone.png")]) == 1
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
     for line, words in zip(
         lines,
         [
             "a-text.png: not a readable image",
             "b-torn.png: not a readable image",
-            "c-low.png: 20x96 is below the network's smallest, 32",
-            "d-deep.png: expected a gray, RGB or CMYK image of 8 bits a channel, got I;16",
-            "gone.png: there is no such file",
+            "c-low.png: size 20x96 is too small for the network: expected at least 32x32",
+            "d-deep.png: expected a gray, RGB or CMYK image of 8 bits per channel, got I;16",
+            "gone.png: no such file",
         ],
         strict=True,
     ):
         assert line.startswith("error: ")
         assert words in line
-    assert "5 of 7 images" in said.out
+    assert "5 of 7 images failed" in captured.out
     assert len(list((run / "predictions").rglob("*-labels.png"))) == 2
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "RGBA", "CMYK"])
-def test_images_of_eight_bits(run: Path, images: Path, mode: str) -> None:
+def test_image_modes(run: Path, images: Path, mode: str) -> None:
     kind = "tiff" if mode == "CMYK" else "png"
     Image.open(images / "b.png").convert(mode).save(images / f"b-mode.{kind}")
     assert main(["predict", str(run), str(images / f"b-mode.{kind}")]) == 0
@@ -108,88 +107,88 @@ def test_tiles(run: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("norm", ["agc", "bn"])
-def test_what_learned_from_crops_sees_windows(
+def test_networks_trained_on_crops_use_windows(
     norm: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those with statistics of what they see; `--tile` shows them more."""
+    """Only norms with statistics of the input use windows, and `--tile` disables them."""
     run = make_run(tmp_path / norm, norm=norm, size=(32, 64), image_size=[64, 64])
     assert main(["predict", str(run), str(images / "b.png")]) == 0
-    said, ids = capsys.readouterr().out, pixels(run / "predictions" / "b-labels.png")
+    out, ids = capsys.readouterr().out, pixels(run / "predictions" / "b-labels.png")
     whole = predicted(run, images / "b.png")
     if norm == "bn":
-        assert "windows" not in said
+        assert "windows" not in out
         assert np.array_equal(ids, whole)
         return
-    assert "6 windows)" in said  # of 64x96
+    assert "6 windows)" in out  # of 64x96
     network = load_network(run, "best", torch.device("cpu"))
-    image = OpenImage(images / "b.png", 2**30)
-    assert np.array_equal(ids, label_blended(network.model, image, (32, 64)))
+    image = ImageFile(images / "b.png", 2**30)
+    assert np.array_equal(ids, tiling.label_blended(network.model, image, (32, 64)))
     assert not np.array_equal(ids, whole)
     assert main(["predict", str(run), str(images / "b.png"), "--tile", "64x96"]) == 0
     assert np.array_equal(pixels(run / "predictions" / "b-labels.png"), whole)
 
 
-def test_little_memory_makes_tiles(
+def test_low_memory_selects_tiles(
     run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_available", lambda: 2**18)
+    monkeypatch.setattr(tiling, "_available_memory", lambda: 2**18)
     Image.open(images / "b.png").resize((400, 48)).save(images / "wide.png")
     assert main(["predict", str(run), str(images / "wide.png")]) == 0
     assert "3 tiles)" in capsys.readouterr().out
 
 
-def test_more_pixels_than_memory(
+def test_image_larger_than_memory(
     run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_available", lambda: 2**12)
+    monkeypatch.setattr(tiling, "_available_memory", lambda: 2**12)
     assert main(["predict", str(run), str(images / "b.png")]) == 1
-    assert "64x96 pixels with their labels and overlay take" in capsys.readouterr().err
+    assert "64x96 pixels with labels and overlay need" in capsys.readouterr().err
 
 
-def test_too_large_for_the_device(
+def test_out_of_memory(
     run: Path, images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("deepcontrol.workbench.predict.run.label", refuse)
+    monkeypatch.setattr("deepcontrol.workbench.predict.command.label_tiled", refuse)
     assert main(["predict", str(run), str(images)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2  # each image is tried
-    assert lines[0].endswith("b.png: not enough memory: give a smaller --tile")
-    monkeypatch.setattr("deepcontrol.workbench.predict.run.label_blended", refuse)
+    assert lines[0].endswith("b.png: not enough memory: set a smaller --tile")
+    monkeypatch.setattr("deepcontrol.workbench.predict.command.label_blended", refuse)
     run = make_run(run.with_name("crops"), size=(32, 64), image_size=[64, 64])
     assert main(["predict", str(run), str(images)]) == 1
-    assert "not enough memory for a window" in capsys.readouterr().err
+    assert "not enough memory for a window of the crop size 32x64" in capsys.readouterr().err
 
 
-def test_seams_are_admitted(
+def test_seams_are_reported(
     images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path / "gn", norm="gn")
     assert main(["predict", str(run), str(images / "b.png"), "--tile", "32x32"]) == 0
-    assert "with seams: gn takes its statistics" in capsys.readouterr().out
+    assert "with seams: gn uses separate statistics" in capsys.readouterr().out
 
 
-def test_runs_that_are_none(
+def test_invalid_run_folders(
     run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def complaint(folder: Path, *more: str) -> str:
+    def error_of(folder: Path, *more: str) -> str:
         assert main(["predict", str(folder), str(images), *more]) == 1
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "is no run folder" in complaint(tmp_path)
+    assert "is not a run folder" in error_of(tmp_path)
     weights = run / "best" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
-    assert "model.safetensors" in complaint(run)
+    assert "model.safetensors" in error_of(run)
     (run / "last").rename(run / "elsewhere")
-    assert "has no checkpoint 'last'" in complaint(run, "--checkpoint", "last")
+    assert "has no checkpoint 'last'" in error_of(run, "--checkpoint", "last")
     content = json.loads((run / "config.json").read_text())
     for colors in ([[0, 0, 0]], [[0, 0, 256]] * 3, [[0, 0]] * 3, None):
-        content["derived"]["colours"] = colors
+        content["derived"]["colors"] = colors
         (run / "config.json").write_text(json.dumps(content))
-        assert "classes and colors" in complaint(run)
+        assert "invalid classes and colors" in error_of(run)
 
 
 def test_no_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,3 +197,12 @@ def test_no_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(run), str(tmp_path / "empty")]) == 1
     assert "no images (.bmp" in capsys.readouterr().err
+
+
+def test_runs_with_the_old_key_for_colors(run: Path) -> None:
+    path = run / "config.json"
+    content = json.loads(path.read_text())
+    content["derived"]["colours"] = content["derived"].pop("colors")
+    path.write_text(json.dumps(content))
+    network = load_network(run, "best", torch.device("cpu"))
+    assert network.palette == tuple(tuple(color) for color in COLORS)

@@ -1,4 +1,4 @@
-"""Which images are found, where their results go, and how they are read."""
+"""Finding images, the paths of their outputs, and reading regions."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepcontrol.workbench.predict.images import Job, OpenImage, find_jobs
+from deepcontrol.workbench.predict.images import ImageFile, Job, find_jobs
 
 PLENTY = 2**40
 
@@ -15,7 +15,7 @@ def test_folders_are_searched_in_order(tmp_path: Path) -> None:
     for name in ("b/2.PNG", "b/1.tiff", "a.webp", "notes.txt", "b/c/3.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    out = tmp_path / "b" / "out"  # what an earlier call has written is not labeled again
+    out = tmp_path / "b" / "out"  # outputs of an earlier call are skipped
     out.mkdir()
     (out / "1-overlay.png").touch()
     jobs = find_jobs([tmp_path, tmp_path / "notes.txt"], out)
@@ -24,7 +24,7 @@ def test_folders_are_searched_in_order(tmp_path: Path) -> None:
         "b/1.tiff",
         "b/2.PNG",
         "b/c/3.jpg",
-        "notes.txt",  # named, so it is tried
+        "notes.txt",  # named explicitly
     ]
     assert [str(job.overlay.relative_to(out)) for job in jobs[:3]] == [
         "a-overlay.png",
@@ -33,25 +33,25 @@ def test_folders_are_searched_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_an_image_is_not_written_over(tmp_path: Path) -> None:
+def test_outputs_do_not_overwrite_images(tmp_path: Path) -> None:
     for name in ("x.png", "x-labels.png"):
         (tmp_path / name).touch()
     images = [tmp_path / "x.png", tmp_path / "x-labels.png"]
     assert len(find_jobs(images, tmp_path / "out")) == 2
-    with pytest.raises(ValueError, match=r"x-labels\.png is one of the images"):
+    with pytest.raises(ValueError, match=r"x-labels\.png is an input image"):
         find_jobs(images, tmp_path / ".." / tmp_path.name)
 
 
 @pytest.mark.parametrize("out", ["photos", "."])
-def test_predictions_go_elsewhere_than_into_the_images_folder(tmp_path: Path, out: str) -> None:
+def test_output_folder_must_not_contain_the_images(tmp_path: Path, out: str) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     (photos / "x.png").touch()
-    with pytest.raises(ValueError, match="write them elsewhere with --out"):
+    with pytest.raises(ValueError, match="choose another folder with --out"):
         find_jobs([photos], tmp_path / out)
 
 
-def test_two_images_to_one_place_are_refused(tmp_path: Path) -> None:
+def test_images_with_the_same_output_raise(tmp_path: Path) -> None:
     for name in ("x.png", "x.jpg"):
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=r"x\.jpg and .*x\.png would both be written to"):
@@ -60,33 +60,32 @@ def test_two_images_to_one_place_are_refused(tmp_path: Path) -> None:
         find_jobs([tmp_path / "x.png", tmp_path / "x.png"], tmp_path / "out")
 
 
-def test_dots_in_names_stay(tmp_path: Path) -> None:
+def test_dots_in_names_are_kept(tmp_path: Path) -> None:
     assert Job(Path("v1.2.png"), tmp_path / "v1.2").labels == tmp_path / "v1.2-labels.png"
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
-def test_regions(tmp_path: Path, mode: str) -> None:
+def test_read_regions(tmp_path: Path, mode: str) -> None:
     values = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
     image = Image.fromarray(values).convert(mode)
     image.save(tmp_path / "x.png")
-    opened = OpenImage(tmp_path / "x.png", PLENTY)
+    opened = ImageFile(tmp_path / "x.png", PLENTY)
     assert opened.size == (40, 50)
     region = opened.read((8, 24), (16, 50))
     assert np.array_equal(region, np.asarray(image.convert("RGB"))[8:24, 16:50])
 
 
-def test_as_viewers_show_it(tmp_path: Path) -> None:
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
     Image.new("RGB", (50, 40)).save(tmp_path / "x.jpg", exif=exif)
-    assert OpenImage(tmp_path / "x.jpg", PLENTY).size == (50, 40)
+    assert ImageFile(tmp_path / "x.jpg", PLENTY).size == (50, 40)
 
 
-def test_beyond_pillows_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is against bombs: a user's own large images are what tiles are for."""
+def test_memory_is_the_only_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (64, 64)).save(tmp_path / "x.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    assert OpenImage(tmp_path / "x.png", PLENTY).size == (64, 64)
+    assert ImageFile(tmp_path / "x.png", PLENTY).size == (64, 64)
     assert Image.MAX_IMAGE_PIXELS == 1000
     with pytest.raises(ValueError, match=r"64x64 pixels .* GiB are free"):
-        OpenImage(tmp_path / "x.png", 8 * 64 * 64 - 1)
+        ImageFile(tmp_path / "x.png", 8 * 64 * 64 - 1)

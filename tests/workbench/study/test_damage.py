@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deepcontrol.workbench.bench.record import read_rows, write_rows
+from deepcontrol.workbench.bench.results import read_rows, write_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.study import command
 from deepcontrol.workbench.studyfolder import read_study
@@ -204,7 +204,7 @@ def test_packing_keeps_the_benchmark_rows_of_existing_claims(
     assert reproduce(out, "--only", "largest-batch", "--minutes", "0", "--pack", str(small)) == 0
     for row in (rows := read_rows(small / "bench.csv")):
         row["contender"] = row["contender"].replace("bn", "gn")
-    write_rows(small / "bench.csv", [row for row in rows if row["group"] == "fit"])
+    write_rows(small / "bench.csv", [row for row in rows if row["group"] == "max-batch"])
     monkeypatch.chdir(tmp_path)  # without another benchmark file
     assert reproduce(small, "--minutes", "0", "--pack", str(packed)) == 0
     verdicts = {claim["id"]: claim["verdict"] for claim in study(packed)["claims"]}

@@ -1,4 +1,4 @@
-"""Runs of a tiny network on a few streets, in processes of their own."""
+"""Fixtures: a cache of decoded images, a finished tiny run, a CamVid folder."""
 
 import os
 from pathlib import Path
@@ -12,17 +12,17 @@ from tests.workbench.train.runs import prepare_data, train_here
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Decoded once, and not into the user's own cache; one thread each, as many run at once."""
+    """Use a temporary cache, decoded once, and one thread per process."""
     folder = tmp_path_factory.getbasetemp().parent / "cache"
     os.environ["XDG_CACHE_HOME"] = str(folder)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
     torch.set_num_threads(1)
     prepare_data()
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny run from start to end, to compare others with."""
+    """The tiny run without interruption, for comparison."""
     run = tmp_path_factory.mktemp("whole") / "run"
     train_here(run)
     return run

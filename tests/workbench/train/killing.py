@@ -1,6 +1,7 @@
-"""Kill runs at random moments and let them go on: python killing.py FOLDER WORKERS COUNT
+"""Kill runs at random moments and resume them: python killing.py FOLDER WORKERS COUNT
 
-One process imports torch and forks for each run, which saves the import. It prints a line a kill.
+One process imports torch and forks for each run, which saves the import. It prints one line per
+kill.
 """
 
 import functools
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-import torch._dynamo  # which the first optimizer imports, for seconds
+import torch._dynamo  # the first optimizer would import it, which takes seconds
 
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main
@@ -21,11 +22,11 @@ from deepcontrol.workbench.data.streets import Streets
 from deepcontrol.workbench.train.build import open_sources
 from tests.workbench.train.runs import command, differences, tiny
 
-EPOCHS, STEPS = 2, 8  # of these runs
+EPOCHS, STEPS = 2, 8
 
 
 def forked(arguments: list[str], kill_at: tuple[Path, int, float] | None = None) -> int:
-    """Run in a fork, which kills itself some time after a step; the exit status as a shell's."""
+    """Run in a fork, which may kill itself after a step. Return the exit status."""
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -33,15 +34,17 @@ def forked(arguments: list[str], kill_at: tuple[Path, int, float] | None = None)
         if kill_at is not None:
             kill_after(*kill_at)
         code = main(arguments)
-        time.sleep(10 if kill_at is not None else 0)  # it comes, even if all is done
+        time.sleep(
+            10 if kill_at is not None else 0
+        )  # wait for the kill, even if the run is finished
         os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def kill_after(run: Path, step: int, seconds: float) -> None:
-    """kill -9 so many seconds after the call of that step: in it, in a save, in an evaluation.
+    """kill -9 some seconds after the start of a step: in the step, a save or an evaluation.
 
-    A checkpoint is there by then: whoever starts from nothing proves nothing.
+    Wait for a checkpoint first, because a run without one would simply restart.
     """
     steps, call = iter(range(1, STEPS + 1)), TrainingStep.__call__
 
@@ -57,10 +60,10 @@ def kill_after(run: Path, step: int, seconds: float) -> None:
     TrainingStep.__call__ = counted  # type: ignore[method-assign]
 
 
-def killed_and_continued(folder: Path, workers: int, number: int, whole: Path) -> str:
+def kill_and_resume(folder: Path, workers: int, number: int, whole: Path) -> str:
     rng = random.Random(1000 * workers + number)
     save_steps = rng.choice([0, 1, 3])
-    first = save_steps or STEPS // EPOCHS  # after which there is a checkpoint
+    first = save_steps or STEPS // EPOCHS  # the step of the first checkpoint
     step, seconds = rng.randrange(first + 1, STEPS + 1), rng.uniform(0, 0.04)
     run = folder / f"run{number}"
     arguments = command(run, epochs=EPOCHS, workers=workers, save_steps=save_steps)
@@ -68,21 +71,21 @@ def killed_and_continued(folder: Path, workers: int, number: int, whole: Path) -
     if status != -signal.SIGKILL:
         return f"was not killed: {status}"
     if not any((run / name).exists() for name in ("last", "previous")):
-        return "had nothing to go on from"
+        return "had no checkpoint"
     status = forked(arguments)
-    return ", ".join(differences(run, whole)) if status == 0 else f"did not go on: {status}"
+    return ", ".join(differences(run, whole)) if status == 0 else f"did not resume: {status}"
 
 
 def kill_many() -> None:
     folder, workers, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     whole = folder / "whole"
-    # Drawing two scenes to know the data would take half of every run here.
+    # The fingerprint draws two scenes, which would take half of every run here.
     Streets.fingerprint = functools.cache(Streets.fingerprint)  # type: ignore[method-assign]
     for source in open_sources(tiny()):
         source.fingerprint()
     assert forked(command(whole, epochs=EPOCHS)) == 0
     for number in range(count):
-        wrong = killed_and_continued(folder, workers, number, whole)
+        wrong = kill_and_resume(folder, workers, number, whole)
         print(f"{number}: {wrong or 'the same'}", flush=True)
 
 

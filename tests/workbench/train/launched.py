@@ -1,6 +1,6 @@
-"""What torchrun starts in tests: `deepcontrol`, and in the first life of process 1 a sudden end.
+"""Script for torchrun: `deepcontrol`, with process 1 killed at a step before any restart.
 
-torchrun ... launched.py DIES_AT train ...        0: it does not die
+torchrun ... launched.py DIES_AT train ...        0: no kill
 """
 
 import atexit
@@ -26,12 +26,12 @@ def die_at(step: int) -> None:
     TrainingStep.__call__ = counted  # type: ignore[method-assign]
 
 
-WOUND_UP = "Python wound up"
+SHUTDOWN = "Python shut down normally"
 
 if __name__ == "__main__":
-    step, first_life = int(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    if not (step and first_life):
-        atexit.register(print, WOUND_UP, flush=True)
+    step, is_first_start = int(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if not (step and is_first_start):
+        atexit.register(print, SHUTDOWN, flush=True)
     elif os.environ["RANK"] == "1":
         die_at(step)
     sys.exit(main(sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""The tiny run that tests start, kill, continue and compare."""
+"""A tiny run that tests start, kill, resume and compare."""
 
 import itertools
 import os
@@ -32,11 +32,11 @@ TINY = {
     "sample-epochs": "2",
     "device": "cpu",
 }
-STEPS = 12  # of the run: 3 epochs of 4 batches, the last of one image
+STEPS = 12  # 3 epochs of 4 batches; the last batch has one image
 
 
 def command(out: Path, **changes: object) -> list[str]:
-    """The arguments of `deepcontrol` for the tiny run; save_steps=3 is --save-steps 3."""
+    """Return the arguments of `deepcontrol` for the tiny run; save_steps=3 is --save-steps 3."""
     flags = {**TINY, "out": str(out)}
     flags |= {name.replace("_", "-"): str(value) for name, value in changes.items()}
     words = (word for name, value in flags.items() for word in (f"--{name}", value))
@@ -48,14 +48,14 @@ def train_here(out: Path, **changes: object) -> None:
 
 
 def start(out: Path, **changes: object) -> subprocess.Popen[str]:
-    """The tiny run in a process of its own."""
+    """Start the tiny run in another process."""
     words = [sys.executable, "-m", "deepcontrol", *command(out, **changes)]
     pipe = subprocess.PIPE
     return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True)
 
 
 def signal_at_step(step: int, signum: int, patch: pytest.MonkeyPatch) -> None:
-    """This process gets the signal while that step of a run is computed."""
+    """Send a signal to this process during a step of a run."""
     steps, call = itertools.count(1), TrainingStep.__call__
 
     def counted(self: TrainingStep, *batch: Tensor) -> Tensor:
@@ -67,10 +67,10 @@ def signal_at_step(step: int, signum: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(out: Path = Path("nowhere"), **changes: Any) -> Train:
-    """The tiny run as a configuration."""
-    command_ = parse(command(out, **changes))
-    assert isinstance(command_, TrainCommand)
-    return Train(**{f.name: getattr(command_, f.name) for f in fields(Train)})
+    """Return the configuration of the tiny run."""
+    parsed = parse(command(out, **changes))
+    assert isinstance(parsed, TrainCommand)
+    return Train(**{f.name: getattr(parsed, f.name) for f in fields(Train)})
 
 
 def prepare_data() -> None:
@@ -79,13 +79,13 @@ def prepare_data() -> None:
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
-    """The lines, without what depends on the clock."""
+    """Return the records of metrics.jsonl without timings and memory."""
     lines = runfolder.read_records(out / runfolder.METRICS)
     return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """What is not the same, bit by bit, in two finished runs."""
+    """List the parts of two finished runs that are not bit-identical."""
     found = []
     if metrics(a) != metrics(b):
         found.append("metrics")
@@ -106,7 +106,7 @@ def without_clock(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal to the bit, through dicts and lists."""
+    """Compare nested dicts and lists of tensors bit for bit."""
     if isinstance(a, Tensor):
         return isinstance(b, Tensor) and torch.equal(a, b)
     if isinstance(a, dict):

@@ -1,26 +1,126 @@
-"""Checkpoints: whole or passed over, whatever happened to their bytes."""
+"""Checkpoints: contents, files that survive crashes and damage, the background writer."""
 
+import copy
+import json
 import random
 import resource
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from deepcontrol.workbench.train import checkpoint as checkpoints
+from deepcontrol.workbench.optim import sgd
+from deepcontrol.workbench.train import checkpoint as checkpoint_module
 from deepcontrol.workbench.train.checkpoint import (
     Checkpoint,
     CheckpointError,
+    CheckpointWriter,
+    Position,
     load,
     load_last,
+    restore,
     save_best,
     save_last,
+    snapshot,
 )
+from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.distributed import Group
+from tests.workbench.train.runs import differences, train_here
+
+SINGLE = Group(torch.device("cpu"))
 
 
-def some(seed: int) -> Checkpoint:
+# Contents
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(3, 2)
+    optimizer = sgd(model.parameters(), 0.1, 0.9)
+    model(torch.randn(4, 3)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_restore_a_snapshot() -> None:
+    model, optimizer = trained()
+    position = Position(epoch=2, step=3, images=6, loss_sum=1.5)
+    taken = snapshot(model, optimizer, position, SINGLE)
+    other, its = trained()
+    its.param_groups[0]["lr"] = 0.3
+    assert restore(taken, other, its, SINGLE) == position
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(optimizer.state[a]["momentum_buffer"], its.state[b]["momentum_buffer"])
+    assert its.param_groups[0]["lr"] == 0.3  # from the configuration
+
+
+def set_in(*keys: Any, value: Any) -> Callable[[dict[Any, Any]], Any]:
+    def change(state: dict[Any, Any]) -> Any:
+        inner = state
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+        return state
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: [state],
+        lambda state: {k: v for k, v in state.items() if k != "rng"},
+        lambda state: {k: v for k, v in state.items() if k != "optimizer"},
+        set_in("format", value=7),
+        set_in("position", "epoch", value="2"),
+        set_in("position", "step", value=-1),
+        set_in("position", "more", value=1),
+        set_in("optimizer", 0, "momentum_buffer", value=torch.zeros(3)),
+        set_in("optimizer", 0, "momentum_buffer", value=torch.zeros(2, 3).half()),
+        set_in("optimizer", 0, "momentum_buffer", value="a"),
+        set_in("optimizer", 999, value={"momentum_buffer": torch.zeros(3)}),
+        set_in("rng", value=[(torch.zeros(3, dtype=torch.uint8), None)]),
+        set_in("rng", value=[7]),
+    ],
+)
+def test_invalid_contents_are_refused(change: Callable[[Any], Any]) -> None:
+    model, optimizer = trained()
+    taken = snapshot(model, optimizer, Position(), SINGLE)
+    tampered = Checkpoint(taken.model, change(copy.deepcopy(taken.state)))
+    with pytest.raises(CheckpointError):
+        restore(tampered, model, optimizer, SINGLE)
+
+
+def test_run_folder_with_old_key_names_resumes(whole: Path, run: Path) -> None:
+    """Older versions wrote "optimiser" in state.pt and "colours" in config.json."""
+    train_here(run, epochs=2)
+    saved = load(run / "last")
+    assert "optimiser" not in saved.state
+    state = {"optimiser" if k == "optimizer" else k: v for k, v in saved.state.items()}
+    shutil.rmtree(run / "last")
+    save_last(run, Checkpoint(saved.model, state))
+    content = json.loads((run / "config.json").read_text())
+    colors = content["derived"]["colors"]
+    content["derived"]["colours"] = content["derived"].pop("colors")
+    (run / "config.json").write_text(json.dumps(content))
+    assert load_config(run)[1]["colors"] == colors
+    train_here(run)
+    assert differences(run, whole) == []
+    derived = json.loads((run / "config.json").read_text())["derived"]
+    assert derived["colors"] == colors
+    assert "colours" not in derived
+
+
+# Files
+
+
+def example(seed: int) -> Checkpoint:
     rng = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {"a": torch.randn(40, 7, generator=rng), "b": torch.ones(3).half()}
     filters = torch.randn(4, 3, 2, 2, generator=rng)
@@ -35,28 +135,29 @@ def assert_same(a: Checkpoint, b: Checkpoint) -> None:
     assert torch.equal(a.state["rng"], b.state["rng"])
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def damage_model(folder: Path) -> None:
+    model = folder / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+
+
+def test_save_and_load(tmp_path: Path) -> None:
     assert load_last(tmp_path, print) is None
     for seed in (1, 2, 3):
-        save_last(tmp_path, some(seed))
-    assert_same(load(tmp_path / "last"), some(3))
-    assert_same(load(tmp_path / "previous"), some(2))
+        save_last(tmp_path, example(seed))
+    assert_same(load(tmp_path / "last"), example(3))
+    assert_same(load(tmp_path / "previous"), example(2))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last", "previous"]
 
 
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir())
-
-
-def test_100_of_100_damages_are_found(tmp_path: Path) -> None:
+def test_100_of_100_damages_are_detected(tmp_path: Path) -> None:
     """50 truncations and 50 flipped bits, anywhere in any file."""
-    save_last(tmp_path, some(1))
-    save_last(tmp_path, some(2))
+    save_last(tmp_path, example(1))
+    save_last(tmp_path, example(2))
     rng = random.Random(0)
     for damage in range(100):
         folder = tmp_path / f"damaged{damage}"
         shutil.copytree(tmp_path / "last", folder)
-        path = rng.choice(files(folder))
+        path = rng.choice(sorted(folder.iterdir()))
         content = bytearray(path.read_bytes())
         if damage % 2:
             content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
@@ -67,71 +168,69 @@ def test_100_of_100_damages_are_found(tmp_path: Path) -> None:
             load(folder)
 
 
-def test_a_torn_one_is_passed_over(tmp_path: Path) -> None:
-    save_last(tmp_path, some(1))
-    save_last(tmp_path, some(2))
-    model = tmp_path / "last" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-1])
-    said: list[str] = []
-    found = load_last(tmp_path, said.append)
+def test_damaged_last_is_skipped(tmp_path: Path) -> None:
+    save_last(tmp_path, example(1))
+    save_last(tmp_path, example(2))
+    damage_model(tmp_path / "last")
+    lines: list[str] = []
+    found = load_last(tmp_path, lines.append)
     assert found is not None
-    assert_same(found, some(1))
-    assert "passed over" in said[0]
-    assert "model.safetensors has" in said[0]
+    assert_same(found, example(1))
+    assert "skipping a damaged checkpoint" in lines[0]
+    assert "model.safetensors has" in lines[0]
     (tmp_path / "previous" / "state.pt").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        load_last(tmp_path, said.append)
+        load_last(tmp_path, lines.append)
 
 
 @pytest.mark.parametrize("failing", ["mkdir", "save_file", "torch.save", "write_bytes", "fsync"])
-def test_a_full_disk_leaves_the_old_one(
+def test_full_disk_leaves_the_old_checkpoint(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_last(tmp_path, some(1))
+    save_last(tmp_path, example(1))
 
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
     targets = {
         "mkdir": (Path, "mkdir"),
-        "save_file": (checkpoints, "save_file"),
+        "save_file": (checkpoint_module, "save_file"),
         "torch.save": (torch, "save"),
         "write_bytes": (Path, "write_bytes"),
-        "fsync": (checkpoints.os, "fsync"),
+        "fsync": (checkpoint_module.os, "fsync"),
     }
     with monkeypatch.context() as patch:
         patch.setattr(*targets[failing], full)
-        with pytest.raises(CheckpointError, match=r"last could not.*No space.*needs about \d"):
-            save_last(tmp_path, some(2))
+        with pytest.raises(CheckpointError, match=r"cannot write .*last.*No space.*needs about \d"):
+            save_last(tmp_path, example(2))
     found = load_last(tmp_path, print)
     assert found is not None
-    assert_same(found, some(1))
-    save_last(tmp_path, some(3))  # and once there is room, it goes on
-    assert_same(load(tmp_path / "last"), some(3))
+    assert_same(found, example(1))
+    save_last(tmp_path, example(3))  # works once there is space
+    assert_same(load(tmp_path / "last"), example(3))
 
 
-@pytest.mark.parametrize("room", [0, 500, 1300])
-def test_writing_that_fails_at_a_byte(room: int, tmp_path: Path) -> None:
-    """For real: a file may grow to so many bytes and no further, as on a disk that is full."""
-    save_last(tmp_path, some(1))
+@pytest.mark.parametrize("limit", [0, 500, 1300])
+def test_write_that_fails_at_a_byte(limit: int, tmp_path: Path) -> None:
+    """With a real limit on the file size, which acts like a full disk."""
+    save_last(tmp_path, example(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"last could not.*File too large.*about \d"):
-            save_last(tmp_path, some(2))
+        with pytest.raises(CheckpointError, match=r"cannot write .*last.*File too large.*about \d"):
+            save_last(tmp_path, example(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["last"]  # the room is given back
-    assert_same(load(tmp_path / "last"), some(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["last"]  # the space is freed
+    assert_same(load(tmp_path / "last"), example(1))
 
 
-def test_a_torn_one_takes_no_good_ones_place(
+def test_damaged_last_never_replaces_an_intact_previous(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for i in (1, 2):
-        save_last(tmp_path, some(i))
-    model = tmp_path / "last" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-1])
+        save_last(tmp_path, example(i))
+    damage_model(tmp_path / "last")
 
     def killed(self: Path, target: Path) -> Path:
         raise KeyboardInterrupt
@@ -139,18 +238,20 @@ def test_a_torn_one_takes_no_good_ones_place(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
-            save_last(tmp_path, some(3))
+            save_last(tmp_path, example(3))
     found = load_last(tmp_path, print)
     assert found is not None
-    assert_same(found, some(1))
-    save_last(tmp_path, some(4))
-    assert_same(load(tmp_path / "previous"), some(1))
-    assert_same(load(tmp_path / "last"), some(4))
+    assert_same(found, example(1))
+    save_last(tmp_path, example(4))
+    assert_same(load(tmp_path / "previous"), example(1))
+    assert_same(load(tmp_path / "last"), example(4))
 
 
-def test_killed_between_the_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_last(tmp_path, some(1))
-    save_last(tmp_path, some(2))
+def test_last_survives_a_kill_between_the_renames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_last(tmp_path, example(1))
+    save_last(tmp_path, example(2))
     renames = []
     rename = Path.rename
 
@@ -163,26 +264,93 @@ def test_killed_between_the_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", stop_before_the_second)
         with pytest.raises(KeyboardInterrupt):
-            save_last(tmp_path, some(3))
+            save_last(tmp_path, example(3))
     found = load_last(tmp_path, print)
     assert found is not None
-    assert_same(found, some(2))
+    assert_same(found, example(2))
 
 
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
-    save_last(tmp_path, some(1))
+def test_best_survives_a_kill_between_the_renames(tmp_path: Path) -> None:
+    save_best(tmp_path, example(1))
+    (tmp_path / "best").rename(tmp_path / ".best.old")
+    assert_same(load(tmp_path / "best"), example(1))
+    save_best(tmp_path, example(2))
+    assert_same(load(tmp_path / "best"), example(2))
+
+
+def test_other_classes_are_not_unpickled(tmp_path: Path) -> None:
+    save_last(tmp_path, example(1))
     folder = tmp_path / "last"
-    torch.save({"path": Path("/")}, folder / "state.pt")  # a class that nobody allowed
+    torch.save({"path": Path("/")}, folder / "state.pt")  # not on torch's list of safe classes
     content = {n: (folder / n).read_bytes() for n in ("model.safetensors", "state.pt")}
-    written = {n: {"bytes": len(c), "sha256": checkpoints._sha256(c)} for n, c in content.items()}
-    (folder / "digest.json").write_bytes(checkpoints._digest_text(written))
+    written = {
+        n: {"bytes": len(c), "sha256": checkpoint_module._sha256(c)} for n, c in content.items()
+    }
+    (folder / "digest.json").write_bytes(checkpoint_module._digest_text(written))
     with pytest.raises(CheckpointError, match="more than tensors"):
         load(folder)
 
 
-def test_stopped_between_two_renames_the_best_is_still_there(tmp_path: Path) -> None:
-    save_best(tmp_path, some(1))
-    (tmp_path / "best").rename(tmp_path / ".best.old")
-    assert_same(load(tmp_path / "best"), some(1))
-    save_best(tmp_path, some(2))
-    assert_same(load(tmp_path / "best"), some(2))
+# Background writer
+
+
+def checkpoint(epoch: int) -> Checkpoint:
+    return Checkpoint({"epoch": torch.tensor(epoch)}, {"format": 1, "position": {}})
+
+
+@dataclass
+class SlowDisk:
+    """Block every write until `go` is set, and fail if `full`."""
+
+    written: list[tuple[str, int]] = field(default_factory=list)
+    busy: Event = field(default_factory=Event)
+    go: Event = field(default_factory=Event)
+    full: bool = False
+
+    def write(self, name: str, saved: Checkpoint) -> None:
+        self.busy.set()
+        assert self.go.wait(60)
+        if self.full:
+            raise CheckpointError("no space")
+        self.written.append((name, int(saved.model["epoch"])))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    disk = SlowDisk()
+    monkeypatch.setattr(
+        checkpoint_module, "save_last", lambda run, a, last_is_intact: disk.write("last", a)
+    )
+    monkeypatch.setattr(checkpoint_module, "save_best", lambda run, a: disk.write("best", a))
+    return disk
+
+
+def test_training_does_not_wait_for_the_disk(disk: SlowDisk, tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path)
+    writer.save(checkpoint(1))
+    assert disk.busy.wait(60)
+    for epoch, is_best in ((2, True), (3, True), (4, False), (5, False)):
+        writer.save(checkpoint(epoch), is_best)
+    assert not disk.written
+    disk.go.set()
+    writer.wait()
+    assert disk.written == [("last", 1), ("best", 3), ("last", 5)]
+    writer.save(checkpoint(6), is_best=True)
+    writer.wait()
+    assert disk.written[3:] == [("best", 6), ("last", 6)]
+    writer.close()
+
+
+def test_write_error_is_raised_once(disk: SlowDisk, tmp_path: Path) -> None:
+    writer, disk.full = CheckpointWriter(tmp_path), True
+    writer.save(checkpoint(1))
+    assert disk.busy.wait(60)
+    writer.save(checkpoint(2))  # dropped by the error
+    disk.go.set()
+    with pytest.raises(CheckpointError, match="no space"):
+        writer.wait()
+    disk.full = False
+    writer.save(checkpoint(3))
+    writer.wait()
+    assert disk.written == [("last", 3)]
+    writer.close()

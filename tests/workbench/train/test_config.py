@@ -1,4 +1,4 @@
-"""Configurations: written whole, read with suspicion, never changed under a run."""
+"""Configurations are validated when read, and a run is never resumed with another one."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ CONFIG = Train(out=Path("x"), data="camvid", data_root=Path("a b/c"), lr=0.5, si
 
 
 def saved(run: Path, **changes: Any) -> Path:
-    """config.json of CONFIG with changes made by another hand."""
+    """Write config.json for CONFIG, then change values in it."""
     run.mkdir()
     save_config(replace(CONFIG, out=run), {"lr": 0.5}, {"commit": None})
     content = json.loads((run / "config.json").read_text())
@@ -29,25 +29,25 @@ def saved(run: Path, **changes: Any) -> Path:
     return run
 
 
-def test_what_is_saved_is_loaded(run: Path) -> None:
+def test_save_and_load(run: Path) -> None:
     config, derived = load_config(saved(run))
     assert config == replace(CONFIG, out=run)
     assert derived == {"lr": 0.5}
 
 
-def test_a_run_from_before_a_flag_goes_on_as_it_began(run: Path) -> None:
+def test_run_older_than_a_flag_keeps_its_behavior(run: Path) -> None:
     path = saved(run) / "config.json"
     content = json.loads(path.read_text())
     del content["config"]["clip_grad_norm"], content["config"]["eval_whole"]
     path.write_text(json.dumps(content))
-    assert load_config(run)[0] == replace(CONFIG, out=run, eval_whole=True)  # as it was then
-    del content["config"]["seed"]  # was there from the beginning
+    assert load_config(run)[0] == replace(CONFIG, out=run, eval_whole=True)
+    del content["config"]["seed"]  # a field of the first version
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="no seed"):
         load_config(run)
 
 
-def test_a_run_folder_from_elsewhere_writes_nothing_outside_of_itself(run: Path) -> None:
+def test_out_is_always_the_folder_itself(run: Path) -> None:
     config, _ = load_config(saved(run, out="../../elsewhere"))
     assert config.out == run
 
@@ -70,25 +70,31 @@ def test_a_run_folder_from_elsewhere_writes_nothing_outside_of_itself(run: Path)
         ({"color": 1}, "unknown color"),
     ],
 )
-def test_what_is_wrong_is_named(run: Path, changes: dict[str, Any], message: str) -> None:
+def test_invalid_value_is_named(run: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         load_config(saved(run, **changes))
     assert str(run / "config.json") in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}', '{"format": 1}', "[" * 100_000])
-def test_what_is_no_configuration_is_refused(run: Path, text: str) -> None:
+def test_invalid_file_is_refused(run: Path, text: str) -> None:
     run.mkdir()
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         load_config(run)
     (run / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json"):
         load_config(run)
 
 
-def test_a_run_goes_on_as_itself_alone() -> None:
-    free = {"epochs": 300, "workers": 2, "save_steps": 7, "out": Path("y"), "data_root": Path("z")}
-    for name, value in free.items():
+def test_only_some_settings_may_change_on_resume() -> None:
+    changeable = {
+        "epochs": 300,
+        "workers": 2,
+        "save_steps": 7,
+        "out": Path("y"),
+        "data_root": Path("z"),
+    }
+    for name, value in changeable.items():
         check_unchanged(replace(CONFIG, **{name: value}), CONFIG)
     changed = replace(CONFIG, lr=0.25, size=(64, 96), norm="bn")
     with pytest.raises(ConfigChangedError) as caught:
@@ -98,7 +104,7 @@ def test_a_run_goes_on_as_itself_alone() -> None:
     assert "momentum" not in str(caught.value)
 
 
-def test_the_command_refuses_and_changes_nothing(
+def test_command_with_another_setting_changes_nothing(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
@@ -109,6 +115,6 @@ def test_the_command_refuses_and_changes_nothing(
             assert path.read_bytes() == content
 
 
-def test_the_rate_follows_the_batch() -> None:
-    assert Train(out=Path("x"), batch_size=8).rate == pytest.approx(0.16)
-    assert Train(out=Path("x"), batch_size=8, lr=0.5).rate == 0.5
+def test_default_learning_rate_follows_the_batch_size() -> None:
+    assert Train(out=Path("x"), batch_size=8).learning_rate == pytest.approx(0.16)
+    assert Train(out=Path("x"), batch_size=8, lr=0.5).learning_rate == 0.5

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT finish the step and save; a second SIGINT leaves at once."""
+"""SIGTERM and SIGINT finish the step and save; a second SIGINT exits at once."""
 
 import signal
 import subprocess
@@ -26,23 +26,23 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_sigterm_saves_and_has_its_exit_code(run: Path) -> None:
-    """SIGINT is Ctrl-C in test_terminal.py."""
+def test_sigterm_saves_and_exits_with_143(run: Path) -> None:
+    """test_progress.py tests SIGINT with Ctrl-C."""
     process = start(run, epochs=1000)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("epoch 1/1000"):
             break
     process.send_signal(signal.SIGTERM)
-    said, complaints = process.communicate(timeout=60)
-    assert process.returncode == 143, complaints
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
     last = load(run / "last").state["position"]
     step = 4 * last["epoch"] + last["step"]
-    assert f"SIGTERM: saved at step {step}. The same command goes on." in said
-    assert complaints == ""
+    assert f"SIGTERM: saved at step {step}. Run the same command to resume." in printed
+    assert errors == ""
 
 
-def test_a_second_sigint_leaves_at_once(run: Path) -> None:
+def test_second_sigint_exits_at_once(run: Path) -> None:
     words = [sys.executable, "-c", SLOW, *command(run)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -51,9 +51,9 @@ def test_a_second_sigint_leaves_at_once(run: Path) -> None:
                 break
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
-        assert process.poll() is None  # it would finish its step first
+        assert process.poll() is None  # the step is not finished
         started = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=10) == 130
         assert time.monotonic() - started < 5
-    assert load(run / "last").state["position"]["epoch"] == 1  # as the epoch's end left it
+    assert load(run / "last").state["position"]["epoch"] == 1  # saved at the end of the epoch

@@ -1,4 +1,4 @@
-"""A run that was killed ends where it would have ended, to the bit."""
+"""A killed run resumes and ends bit-identical to an uninterrupted one."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_at_20_random_moments_20_of_20_end_alike(workers: int, tmp_path: Path) -> None:
+def test_20_of_20_kills_at_random_moments_end_alike(workers: int, tmp_path: Path) -> None:
     words = [
         sys.executable,
         "-m",
@@ -42,16 +42,16 @@ def test_killed_at_20_random_moments_20_of_20_end_alike(workers: int, tmp_path: 
     assert done.stdout.splitlines() == [f"{i}: the same" for i in range(20)], done.stderr[-2000:]
 
 
-def test_goes_on_when_nobody_listens(run: Path, whole: Path) -> None:
+def test_run_continues_when_stdout_is_closed(run: Path, whole: Path) -> None:
     with start(run) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        process.stdout.close()  # as `| head -1` does
+        process.stdout.close()  # like `| head -1`
         assert process.wait(timeout=120) == 0
     assert differences(run, whole) == []
 
 
-def test_the_whole_of_it_is_written(whole: Path) -> None:
+def test_contents_of_the_run_folder(whole: Path) -> None:
     run, lines = whole, metrics(whole)
     assert [line["epoch"] for line in lines] == [0, 1, 2, 3]
     assert [line["step"] for line in lines] == [0, 4, 8, STEPS]
@@ -63,8 +63,8 @@ def test_the_whole_of_it_is_written(whole: Path) -> None:
     ]
     assert lines[0]["train_loss"] is None
     assert lines[3]["train_loss"] < lines[1]["train_loss"]
-    there = {path.name.split(".")[0] for path in run.iterdir()}
-    assert there == {
+    names = {path.name.split(".")[0] for path in run.iterdir()}
+    assert names == {
         "config", "metrics", "layers", "events", "last", "previous", "best", "samples", "lock",
     }  # fmt: skip
     assert [path.name for path in (run / "samples").iterdir()] == ["epoch-0002.png"]
@@ -72,35 +72,35 @@ def test_the_whole_of_it_is_written(whole: Path) -> None:
     assert load(run / "best").state["position"]["best_epoch"] == best["epoch"]
 
 
-def test_more_epochs_are_the_same_run_for_longer(
+def test_resume_with_more_epochs(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_here(tmp_path / "two", epochs=2)
     assert main(["train", "--out", str(tmp_path / "two"), "--epochs", "3", "--workers", "1"]) == 0
-    assert "continued after epoch 2" in capsys.readouterr().out
+    assert "resuming after epoch 2" in capsys.readouterr().out
     assert differences(tmp_path / "two", whole) == []
-    assert main(["train", "--out", str(tmp_path / "two")]) == 0  # with nothing left to do
+    assert main(["train", "--out", str(tmp_path / "two")]) == 0  # all epochs are done
     assert differences(tmp_path / "two", whole) == []
 
 
-def test_a_finished_run_without_checkpoints_loses_nothing(
+def test_finished_run_without_checkpoints_keeps_its_records(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a study leaves them: whoever trains there again keeps what was written."""
+    """A study deletes checkpoints. Training again must not overwrite the records."""
     run = tmp_path / "run"
     train_here(run, epochs=2)
-    for time in (1, 2):
+    for number in (1, 2):
         before = {name: (run / name).read_text() for name in ("metrics.jsonl", "layers.jsonl")}
         for name in ("last", "previous", "best"):
             shutil.rmtree(run / name, ignore_errors=True)
         assert main(["train", "--out", str(run), "--epochs", "1"]) == 0
-        assert "it was over and has no checkpoint: it begins anew" in capsys.readouterr().out
+        assert "Run is finished but has no checkpoint; restarting it." in capsys.readouterr().out
         for name, text in before.items():
-            assert (run / f"{name}.old{time}").read_text() == text
+            assert (run / f"{name}.old{number}").read_text() == text
         assert [line["epoch"] for line in metrics(run)] == [0, 1]
 
 
-def test_a_diverged_run_without_checkpoints_loses_nothing(tmp_path: Path) -> None:
+def test_diverged_run_without_checkpoints_keeps_its_records(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train_here(run, epochs=2)
     (run / "diverged.json").write_text('{"epoch": 3, "step": 1}')
@@ -113,10 +113,10 @@ def test_a_diverged_run_without_checkpoints_loses_nothing(tmp_path: Path) -> Non
     assert not (run / "diverged.json").exists()
 
 
-def test_records_are_put_aside_before_the_configuration_changes(
+def test_records_are_archived_before_the_configuration_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in between, the next start knows them for what they are."""
+    """After a kill in between, the next start still recognizes a finished run."""
     run = tmp_path / "run"
     train_here(run, epochs=1)
     before = (run / "metrics.jsonl").read_text()
@@ -130,19 +130,19 @@ def test_records_are_put_aside_before_the_configuration_changes(
     assert (run / "metrics.jsonl.old1").read_text() == before
 
 
-def test_a_best_by_its_former_name_is_there(
+def test_best_is_found_under_its_temporary_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed between the two renames."""
+    """A kill between the two renames leaves it there."""
     run = tmp_path / "run"
     train_here(run, epochs=2)
     (run / "best").rename(run / ".best.old")
     capsys.readouterr()
     assert main(["train", "--out", str(run), "--epochs", "3"]) == 0
-    assert "best is gone" not in capsys.readouterr().out
+    assert "best is missing" not in capsys.readouterr().out
 
 
-def test_a_best_that_is_gone_is_replaced(
+def test_missing_or_damaged_best_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for damage in (shutil.rmtree, lambda best: (best / "model.safetensors").write_bytes(b"")):
@@ -151,28 +151,28 @@ def test_a_best_that_is_gone_is_replaced(
         damage(run / "best")
         capsys.readouterr()
         assert main(["train", "--out", str(run), "--epochs", "3"]) == 0
-        assert "best is gone or damaged" in capsys.readouterr().out
+        assert "checkpoint best is missing or damaged" in capsys.readouterr().out
         assert load(run / "best").state["position"]["best_epoch"] == 3
     shutil.rmtree(run / "best")
     assert main(["train", "--out", str(run)]) == 0
-    assert "no epoch is left to take its place" in capsys.readouterr().out
+    assert "no epoch is left to replace it" in capsys.readouterr().out
 
 
-def test_a_torn_checkpoint_is_passed_over(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_damaged_checkpoint_is_skipped(
+    whole: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_here(tmp_path / "torn", epochs=2)
-    path = tmp_path / "torn" / "last" / "state.pt"
+    train_here(run, epochs=2)
+    path = run / "last" / "state.pt"
     path.write_bytes(path.read_bytes()[:-100])
-    train_here(tmp_path / "torn")
-    said = capsys.readouterr().out
-    assert "passed over" in said
-    assert "continued after epoch 1" in said
-    assert differences(tmp_path / "torn", whole) == []
+    train_here(run)
+    output = capsys.readouterr().out
+    assert "skipping a damaged checkpoint" in output
+    assert "resuming after epoch 1" in output
+    assert differences(run, whole) == []
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "flags",
     [
         {"norm": "bn"},
         {"norm": "agc", "init": "identity", "momentum": "0"},
@@ -180,28 +180,28 @@ def test_a_torn_checkpoint_is_passed_over(
     ],
     ids=["buffers", "no momentum", "classnet"],
 )
-def test_stopped_in_an_epoch_other_models_go_on_alike(
-    kind: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_other_models_resume_within_an_epoch(
+    flags: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_here(tmp_path / "whole", **kind)
+    train_here(tmp_path / "whole", **flags)
     with monkeypatch.context() as patch:
         signal_at_step(6, signal.SIGTERM, patch)
-        assert main(command(tmp_path / "stopped", **kind)) == 128 + signal.SIGTERM
+        assert main(command(tmp_path / "stopped", **flags)) == 128 + signal.SIGTERM
     position = load(tmp_path / "stopped" / "last").state["position"]
     assert (position["epoch"], position["step"]) == (1, 2)
-    train_here(tmp_path / "stopped", **kind)
+    train_here(tmp_path / "stopped", **flags)
     assert differences(tmp_path / "stopped", tmp_path / "whole") == []
 
 
-def test_stopped_in_an_evaluation(
+def test_resume_within_an_evaluation(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epoch's steps are done and saved; its evaluation is made when the run goes on."""
+    """The epoch's steps are saved, and its evaluation is repeated."""
     original, calls = ConfusionMatrix.update, []
 
     def update(self: ConfusionMatrix, *args: Any) -> None:
         calls.append(1)
-        if len(calls) == 3:  # the first of epoch 1's two batches
+        if len(calls) == 3:  # the first of two batches after epoch 1
             os.kill(os.getpid(), signal.SIGINT)
         original(self, *args)
 
@@ -216,7 +216,7 @@ def test_stopped_in_an_evaluation(
 
 @pytest.mark.gpu
 def test_deterministic_on_a_gpu(tmp_path: Path) -> None:
-    """In processes of their own, as the switch is the whole process's."""
+    """In separate processes, because determinism is a process-wide setting."""
     flags = {"device": "cuda", "deterministic": ""}
     for out, epochs in (("whole", {}), ("half", {"epochs": "2"}), ("half", {})):
         process = start(tmp_path / out, **flags | epochs)
@@ -225,22 +225,22 @@ def test_deterministic_on_a_gpu(tmp_path: Path) -> None:
     assert differences(tmp_path / "half", tmp_path / "whole") == []
 
 
-def test_fewer_epochs_than_are_done_are_refused(
+def test_fewer_epochs_than_done_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     train_here(run, epochs=2)
     assert main(["train", "--out", str(run), "--epochs", "1"]) == 1
     assert "has done 2 epochs, more than --epochs 1" in capsys.readouterr().err
-    assert main(["train", "--out", str(run)]) == 0  # the configuration is as it was
+    assert main(["train", "--out", str(run)]) == 0  # the configuration is unchanged
     assert len(metrics(run)) == 3
 
 
-def test_a_checkpoint_of_who_knows_what_is_refused(
+def test_checkpoint_without_a_configuration_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     train_here(run, epochs=1)
     (run / "config.json").unlink()
     assert main(command(run)) == 1
-    assert "has a checkpoint and no config.json" in capsys.readouterr().err
+    assert "has a checkpoint but no config.json" in capsys.readouterr().err

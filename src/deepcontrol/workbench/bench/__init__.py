@@ -1,9 +1,6 @@
-"""The benchmark: AGC (automatic gain control) beside its peers, on the machine at hand.
+"""The benchmark `deepcontrol bench`: AGC (automatic gain control) against its peers."""
 
-It is `deepcontrol bench`; run.py tells the order of things.
-"""
-
+from .cases import Bench
 from .run import run_bench
-from .settings import Bench
 
 __all__ = ["Bench", "run_bench"]

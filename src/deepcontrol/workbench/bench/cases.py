@@ -1,15 +1,77 @@
-"""What is measured, and in which order: the most telling first."""
+"""Choose the cases to measure, in order of priority."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
-from .record import Row
-from .settings import Bench
+from tyro.conf import arg
+
+from .results import Row
+
+Group = Literal[
+    "segnet", "resnet50", "unet3d", "ops", "profile", "max-batch", "neuron", "inference"
+]
+Contender = Literal["agc", "one-liner", "bn", "bn-byte-pool", "bn-folded", "gn", "in", "none"]
+Engine = Literal["eager", "compile", "graph", "compile+graph"]
+Dtype = Literal["bf16", "tf32", "fp32"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure step time and memory of AGC, BatchNorm and other norms.
+
+    AGC's loss and gradients are checked against fp64 first. Then the command measures whole
+    training steps, each op alone, the GPU time per kind of kernel and the largest batch that
+    trains in 12 GiB. The CSV is written after every case and the most important cases run first,
+    so an interrupted run is still useful. Without a GPU, a small set of cases runs on the CPU.
+
+    A ratio between two different runs of this command is marked with ~ in the table.
+    """
+
+    only: Annotated[tuple[Group, ...], arg(help_behavior_hint="(default: all)")] = ()
+    """Groups to measure. neuron and inference run on the CPU only."""
+    contenders: Annotated[tuple[Contender, ...], arg(help_behavior_hint="(default: all)")] = ()
+    """Contenders to measure. one-liner is Eq. 1 in plain PyTorch; bn, gn, in and none are stock
+    PyTorch; bn-byte-pool is bn with this library's pooling; bn-folded runs on the CPU only."""
+    engines: Annotated[
+        tuple[Engine, ...], arg(help_behavior_hint="(default: all on a GPU, eager on a CPU)")
+    ] = ()
+    """How the training step is executed."""
+    batches: Annotated[tuple[int, ...], arg(help_behavior_hint="(default: set per group)")] = ()
+    """Batch sizes."""
+    dtypes: Annotated[tuple[Dtype, ...], arg(help_behavior_hint="(default: set per group)")] = ()
+    """Precisions: bf16 (autocast), tf32, or fp32 without TF32."""
+    steps: int = 30
+    """Timed steps per case, at least 5."""
+    minutes: Annotated[float | None, arg(metavar="MINUTES", help_behavior_hint="")] = None
+    """Start no new case after this time. The next call continues from there."""
+    quick: bool = False
+    """Smoke test with tiny networks and images. The times are meaningless."""
+    out: Annotated[
+        Path | None,
+        arg(metavar="PATH", help_behavior_hint="(default: benchmarks/results/bench-DEVICE.csv)"),
+    ] = None
+    """CSV file. Existing rows are kept with --resume."""
+    chart: Annotated[
+        Path | None, arg(metavar="PATH", help_behavior_hint="(default: next to the CSV)")
+    ] = None
+    """PNG file of the chart."""
+    resume: bool = True
+    """Keep rows of the CSV that match this hardware, these versions and this source code."""
+    report: bool = False
+    """Measure nothing; print the tables and draw the chart from the CSV."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 5:
+            raise ValueError(f"--steps must be at least 5 for a spread, got {self.steps}")
+        if any(batch < 1 for batch in self.batches):
+            raise ValueError(f"--batches must be positive, got {self.batches}")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement: a row of the CSV, or in a few groups several."""
+    """One measurement. Most groups write one row per case, `profile` writes several."""
 
     group: str
     contender: str
@@ -21,7 +83,7 @@ class Case:
 
     @property
     def key(self) -> Row:
-        """The case as the first columns of its rows."""
+        """The first columns of the case's rows."""
         return {
             "group": self.group,
             "contender": self.contender,
@@ -32,15 +94,10 @@ class Case:
             "width": f"{self.width:g}",
         }
 
-    def __str__(self) -> str:
-        size = "x".join(map(str, self.size))
-        parts = (self.group, size, f"batch {self.batch}", self.dtype, self.contender, self.engine)
-        return " ".join(parts)
-
 
 @dataclass(frozen=True)
 class Network:
-    """What a network is measured on unless the user says otherwise."""
+    """Default image size, batch sizes and precisions of a network."""
 
     size: tuple[int, ...]
     batches: tuple[int, ...]
@@ -61,7 +118,8 @@ QUICK = {
 CONTENDERS = ("agc", "bn", "none", "one-liner", "bn-byte-pool", "gn", "in")
 ENGINES = ("eager", "compile", "graph", "compile+graph")
 
-FIRST = (
+# Contender and engine, network and batch: the pairs and the cells to measure first.
+MAIN_PAIRS = (
     ("agc", "graph"),
     ("agc", "compile+graph"),
     ("bn", "eager"),
@@ -81,42 +139,63 @@ CELLS = (
     ("segnet", 1, "tf32"),
     ("segnet", 4, "tf32"),
 )
+MAIN_CELLS = CELLS[:4]
 
 
-MAIN = 4  # so many of the cells are the main ones
-
-
-def wanted(asked: Sequence[str], there: Iterable[str]) -> tuple[str, ...]:
-    """Those of `there` that were asked for; all of them if nothing was."""
-    return tuple(a for a in there if not asked or a in asked)
+def selected(names: Sequence[str], available: Iterable[str]) -> tuple[str, ...]:
+    """Filter `available` by the names that a flag gave; no names select everything."""
+    return tuple(a for a in available if not names or a in names)
 
 
 def network_cases(settings: Bench) -> list[Case]:
-    """Every training step to time on a GPU, the most telling first."""
+    """List the training steps to time on a GPU, in order of priority."""
     networks = QUICK if settings.quick else NETWORKS
     cases = [
         Case(group, contender, engine, batch, network.size, dtype, network.width)
         for group, network in networks.items()
-        if group in wanted(settings.only, networks)
+        if group in selected(settings.only, networks)
         for batch in settings.batches or network.batches
         for dtype in settings.dtypes or network.dtypes
-        for contender in wanted(settings.contenders, CONTENDERS)
-        for engine in wanted(settings.engines, ENGINES)
+        for contender in selected(settings.contenders, CONTENDERS)
+        for engine in selected(settings.engines, ENGINES)
         if contender != "bn-byte-pool" or group == "segnet"  # the others have no unpooling
     ]
-    return sorted(cases, key=importance)
+    return sorted(cases, key=priority)
 
 
-def importance(case: Case) -> tuple[int, int, int]:
-    """What to sort by: the few telling pairs in every cell, then all the rest cell by cell."""
+def max_batch_cases(settings: Bench) -> list[Case]:
+    """List the searches for the largest batch. Their batch column is 0."""
+    if not selected(settings.only, ("max-batch",)):
+        return []
+    network = (QUICK if settings.quick else NETWORKS)["segnet"]
+    return [
+        Case("max-batch", contender, "eager", 0, network.size, "bf16", network.width)
+        for contender in selected(settings.contenders, ("bn", "agc"))
+    ]
+
+
+def profile_cases(settings: Bench) -> list[Case]:
+    """List the SegNet steps to profile."""
+    if not selected(settings.only, ("profile",)):
+        return []
+    network = (QUICK if settings.quick else NETWORKS)["segnet"]
+    return [
+        Case("profile", contender, "graph", batch, network.size, "bf16", network.width)
+        for batch in settings.batches or (8, 1)
+        for contender in selected(settings.contenders, ("agc", "bn", "none"))
+    ]
+
+
+def priority(case: Case) -> tuple[int, int, int]:
+    """Sort key: the main pairs of every cell first, then the other pairs cell by cell."""
     pair, cell = (case.contender, case.engine), (case.group, case.batch, case.dtype)
-    first = FIRST.index(pair) if pair in FIRST else len(FIRST)
-    of_cell = CELLS.index(cell) if cell in CELLS else len(CELLS)
-    return tier(case), of_cell, first
+    pair_rank = MAIN_PAIRS.index(pair) if pair in MAIN_PAIRS else len(MAIN_PAIRS)
+    cell_rank = CELLS.index(cell) if cell in CELLS else len(CELLS)
+    return tier(case), cell_rank, pair_rank
 
 
 def tier(case: Case) -> int:
-    """0 for the telling pairs in the main cells, 1 for those pairs elsewhere, 2 for the rest."""
-    if (case.contender, case.engine) not in FIRST:
+    """Return 0 for main pairs in main cells, 1 for main pairs elsewhere, 2 for the rest."""
+    if (case.contender, case.engine) not in MAIN_PAIRS:
         return 2
-    return 0 if (case.group, case.batch, case.dtype) in CELLS[:MAIN] else 1
+    return 0 if (case.group, case.batch, case.dtype) in MAIN_CELLS else 1

@@ -1,36 +1,36 @@
-"""Who takes part: this library's AGC, Eq. 1 as anybody would type it, and PyTorch's own peers.
+"""Build the networks under comparison, and check AGC's loss and gradients against fp64.
 
-The peers are *stock* PyTorch throughout. SegNet here pools with indices of a byte, which is no
-part of AGC, so the peers get PyTorch's pooling instead; `bn-byte-pool` is BatchNorm with ours, so
-that everybody sees what is the pooling's and what is AGC's.
+All peers are stock PyTorch. This library's SegNet stores its pooling indices as bytes, which is not
+part of AGC, so the peers get PyTorch's pooling instead. `bn-byte-pool` is BatchNorm with this
+library's pooling: it separates the effect of the pooling from the effect of AGC.
 """
 
+import contextlib
+import copy
+import os
+from collections.abc import Iterator
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...nn import AGCConv2d, AGCConv3d, he_init_
 from ..models import Norm, ResNet50, SegNet, UNet3d
 from ..models.segnet import BytePool, DecoderStage, EncoderStage
+from .cases import QUICK, Case
 
 CLASSES = {"segnet": 19, "resnet50": 1000, "unet3d": 3}
 CHANNELS = {"segnet": 3, "resnet50": 3, "unet3d": 1}
-NAMES = {
-    "agc": "AGC",
-    "one-liner": "AGC, one line of PyTorch",
-    "bn": "BatchNorm",
-    "bn-byte-pool": "BatchNorm, byte pooling",
-    "bn-folded": "BatchNorm, folded",
-    "gn": "GroupNorm",
-    "in": "InstanceNorm",
-    "none": "no normalization",
-}
 BYTE_POOLING = ("agc", "bn-byte-pool")
+
+TOLERANCE = 1e-3  # relative error of the loss and of the gradients
+ATTEMPTS = 3
+PARAMETER_KINDS = ("weight", "gain", "bias", "mean_scale")
 
 
 def build(group: str, contender: str, width: float = 1.0) -> nn.Module:
-    """A network of a group, as that contender has it."""
+    """Build the network of a group with a contender's normalization."""
     norm = cast(Norm, {"one-liner": "agc", "bn-byte-pool": "bn"}.get(contender, contender))
     model: nn.Module
     if group == "segnet":
@@ -40,16 +40,16 @@ def build(group: str, contender: str, width: float = 1.0) -> nn.Module:
     elif group == "unet3d":
         model = UNet3d(CHANNELS[group], CLASSES[group], width, norm)
     else:
-        raise ValueError(f"no network is called {group!r}")
+        raise ValueError(f"no network is called {group!r}; choose from {', '.join(CLASSES)}")
     if contender == "one-liner":
-        write_out_(model)
+        to_plain_pytorch_(model)
     if contender not in BYTE_POOLING:
         stock_pooling_(model)
     return model
 
 
 def stock_pooling_(model: nn.Module) -> nn.Module:
-    """PyTorch's own pooling and unpooling in a SegNet, in place."""
+    """Replace a SegNet's pooling and unpooling by PyTorch's, in place."""
     for module in model.modules():
         if isinstance(module, EncoderStage):
             module.pool = nn.MaxPool2d(2, return_indices=True)
@@ -58,33 +58,150 @@ def stock_pooling_(model: nn.Module) -> nn.Module:
     return model
 
 
-def write_out_(model: nn.Module) -> nn.Module:
-    """Each neuron's Eq. 1 as one line of PyTorch with the same parameters, in place."""
+def to_plain_pytorch_(model: nn.Module) -> nn.Module:
+    """Replace each AGC neuron by Eq. 1 in plain PyTorch with the same parameters, in place."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, (AGCConv2d, AGCConv3d)):
                 setattr(parent, name, OneLiner(child))
         if isinstance(parent, EncoderStage):
-            parent.pool = BytePool()  # the neuron that pooled by itself is gone
+            parent.pool = BytePool()  # the replaced neuron pooled its own output
     return model
 
 
 class OneLiner(nn.Module):
-    """A neuron with its Eq. 1 typed after a convolution, as one does without this library."""
+    """Eq. 1 in one line of plain PyTorch, after a convolution."""
 
     def __init__(self, neuron: AGCConv2d | AGCConv3d) -> None:
         super().__init__()
-        self.over = (2, 3) if isinstance(neuron, AGCConv2d) else (2, 3, 4)
+        self.dims = (2, 3) if isinstance(neuron, AGCConv2d) else (2, 3, 4)
         convolution = nn.Conv2d if isinstance(neuron, AGCConv2d) else nn.Conv3d
         shape = (neuron.in_channels, neuron.out_channels, neuron.kernel_size)
         self.conv = convolution(*shape, neuron.stride, neuron.padding, bias=False)  # type: ignore[arg-type]
         parameters = (neuron.gain, neuron.mean_scale, neuron.bias)
         with torch.no_grad():
             self.conv.weight.copy_(neuron.weight)
-            over_map = [p.clone().reshape(-1, *(1 for _ in self.over)) for p in parameters]
-        self.w, self.l, self.b = (nn.Parameter(p) for p in over_map)
+            broadcast = [p.clone().reshape(-1, *(1 for _ in self.dims)) for p in parameters]
+        self.w, self.l, self.b = (nn.Parameter(p) for p in broadcast)
         self.act = nn.ReLU(inplace=True) if neuron.activation == "relu" else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.conv(x)
-        return self.act(self.w * (z - self.l * z.mean(self.over, keepdim=True)) + self.b)
+        return self.act(self.w * (z - self.l * z.mean(self.dims, keepdim=True)) + self.b)
+
+
+def random_batch(case: Case, device: str) -> tuple[Tensor, Tensor]:
+    """Draw inputs and targets of a case's shape."""
+    inputs = torch.randn(case.batch, CHANNELS[case.group], *case.size, device=device)
+    positions = () if case.group == "resnet50" else case.size
+    targets = torch.randint(CLASSES[case.group], (case.batch, *positions), device=device)
+    return inputs, targets
+
+
+def use_channels_last(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Move a model and its inputs to channels_last; returns the inputs."""
+    layout = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
+    model.to(memory_format=layout)  # type: ignore[call-overload]
+    return inputs.contiguous(memory_format=layout)
+
+
+@contextlib.contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """Allow TF32 unless dtype is fp32, and enable cuDNN's autotuning; restores both."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    matmul.allow_tf32 = cudnn.allow_tf32 = dtype != "fp32"
+    cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+
+
+class CheckFailedError(ValueError):
+    """AGC's loss or gradients differ from the reference."""
+
+
+def check_network(group: str, device: str, width: float = 1.0) -> float:
+    """Compare AGC's kernels in fp32 with the plain formulas in fp64.
+
+    Compares the loss and the gradients of each kind of parameter over all layers, on a small batch
+    of small images. Where rounding flips a single ReLU of a small deep map, a gradient may be off
+    by 1e-3 without a bug. That depends on the batch, so up to three batches are tried; a bug shows
+    in all of them.
+
+    Returns:
+        The largest relative error.
+
+    Raises:
+        CheckFailedError: If the error exceeds the tolerance on every batch.
+    """
+    for seed in range(ATTEMPTS):
+        errors = relative_errors(group, device, width, seed)
+        worst = max(errors, key=lambda name: errors[name])
+        if all(error < TOLERANCE for error in errors.values()):  # False for NaN
+            return errors[worst]
+    raise CheckFailedError(
+        f"{group} with AGC is wrong: {worst} differs from the plain formulas in fp64 by "
+        f"{errors[worst]:.2e} (relative); at most {TOLERANCE:g} is allowed. Nothing was timed. "
+        "Set DEEPCONTROL_KERNELS=off to measure without the kernels."
+    )
+
+
+def relative_errors(group: str, device: str, width: float, seed: int) -> dict[str, float]:
+    """Return the relative error of the loss and of each kind of gradient."""
+    torch.manual_seed(seed)
+    model = build(group, "agc", width).to(device)
+    randomize_controls_(model)
+    exact = copy.deepcopy(model).double()
+    inputs, targets = random_batch(Case(group, "agc", "", 2, QUICK[group].size, ""), device)
+    if device == "cuda":
+        inputs = use_channels_last(model, inputs)
+    with precision("fp32"):
+        found = loss_and_gradients(model, inputs, targets)
+        with kernels_off():
+            expected = loss_and_gradients(exact, inputs.double(), targets)
+    return {name: relative_error(found[name], expected[name]) for name in expected}
+
+
+def randomize_controls_(model: nn.Module) -> None:
+    """Move gain, mean_scale and bias away from 0 and 1, which could hide a bug."""
+    for module in model.modules():
+        if isinstance(module, (AGCConv2d, AGCConv3d)):
+            nn.init.uniform_(module.gain, 0.5, 1.0)
+            nn.init.uniform_(module.mean_scale, 0.5, 1.0)
+            nn.init.normal_(module.bias, 0.0, 0.1)
+
+
+def loss_and_gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Run forward and backward; returns the loss and the gradients by kind of parameter."""
+    loss = functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    found = {"the loss": loss.detach().reshape(1)}
+    for kind in PARAMETER_KINDS:
+        gradients = [
+            p.grad.flatten()
+            for name, p in model.named_parameters()
+            if p.grad is not None and name.split(".")[-1] == kind
+        ]
+        found[f"the gradient of all `{kind}`"] = torch.cat(gradients)
+    return found
+
+
+def relative_error(a: Tensor, exact: Tensor) -> float:
+    return float((a.double() - exact).norm() / exact.norm())
+
+
+@contextlib.contextmanager
+def kernels_off() -> Iterator[None]:
+    """Disable the kernels temporarily. The ops read the variable at each call."""
+    name = "DEEPCONTROL_KERNELS"
+    before = os.environ.get(name)
+    os.environ[name] = "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,7 +1,7 @@
-"""The small set for a machine without a GPU: one neuron, trained and not, and a narrow SegNet.
+"""Measure a small set of cases on a CPU: one neuron in training and inference, a narrow SegNet.
 
-On a CPU other programs are the noise, so the contenders of a set take turns: whatever happens hits
-all of them.
+On a CPU most of the noise comes from other programs. The cases of a comparison are therefore
+interleaved, so that the noise affects all of them.
 """
 
 import time
@@ -13,14 +13,13 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ...nn import AGCConv2d, saved_bytes
-from .cases import Case, wanted
-from .measure import MIB, spread, training_step
-from .record import Row
-from .settings import Bench
+from .cases import Bench, Case, selected
+from .measure import MIB, percentiles, training_step
+from .results import Row
 
 CHANNELS = 64
 WARM_UP = 2
-SETS = {  # contenders, batches, size, width
+COMPARISONS = {  # contenders, batches, size, width
     "neuron": (("agc", "bn", "none"), (1,), (256, 512), 1.0),
     "inference": (("agc", "bn", "bn-folded", "none"), (1,), (256, 512), 1.0),
     "segnet": (("agc", "bn", "none"), (1, 4), (128, 256), 0.25),
@@ -30,44 +29,46 @@ QUICK_SIZES = {"neuron": (32, 32), "inference": (32, 32), "segnet": (64, 64)}
 Call = Callable[[], object]
 
 
-def cpu_sets(settings: Bench) -> list[tuple[Case, ...]]:
-    """The cases that take turns, set by set."""
+def cpu_comparisons(settings: Bench) -> list[tuple[Case, ...]]:
+    """List the comparisons to measure: tuples of cases that are interleaved."""
     engines = settings.engines or ("eager",)
     for engine in engines:
         if engine.endswith("graph"):
-            raise ValueError(f"CUDA graphs need a GPU: there is no engine {engine!r} here")
+            raise ValueError(
+                f"CUDA graphs need a GPU, got --engines {engine}; use eager or compile on a CPU"
+            )
     if set(settings.dtypes) - {"fp32"}:
-        raise ValueError(f"on a CPU there is fp32 alone, not {', '.join(settings.dtypes)}")
-    sets = []
-    for group in wanted(settings.only, SETS):
-        contenders, batches, size, width = SETS[group]
+        raise ValueError(f"a CPU measures fp32 only, got --dtypes {' '.join(settings.dtypes)}")
+    comparisons = []
+    for group in selected(settings.only, COMPARISONS):
+        contenders, batches, size, width = COMPARISONS[group]
         for batch in settings.batches or batches:
             shape = (batch, QUICK_SIZES[group] if settings.quick else size, "fp32", width)
             cases = tuple(
                 Case(group, contender, engine, *shape)
-                for contender in wanted(settings.contenders, contenders)
+                for contender in selected(settings.contenders, contenders)
                 for engine in engines
             )
             if cases:
-                sets.append(cases)
-    return sets
+                comparisons.append(cases)
+    return comparisons
 
 
-def measure_set(cases: Sequence[Case], steps: int) -> list[Row]:
-    """p20, p50 and p80 in milliseconds of every case, and what it keeps for its backward."""
-    made = {case: make_call(case) for case in cases}
+def measure_interleaved(cases: Sequence[Case], steps: int) -> list[Row]:
+    """Return p20, p50 and p80 in milliseconds, and the MiB saved for backward, of every case."""
+    calls = {case: make_call(case) for case in cases}
     times: dict[Case, list[float]] = {case: [] for case in cases}
-    for turn in range(WARM_UP + steps):
-        for case, (call, _) in made.items():
+    for repetition in range(WARM_UP + steps):
+        for case, (call, _) in calls.items():
             start = time.perf_counter()
             call()
-            if turn >= WARM_UP:
+            if repetition >= WARM_UP:
                 times[case].append(1e3 * (time.perf_counter() - start))
-    return [{**case.key, **spread("ms", times[case]), **made[case][1]} for case in cases]
+    return [{**case.key, **percentiles("ms", times[case]), **calls[case][1]} for case in cases]
 
 
 def make_call(case: Case) -> tuple[Call, Row]:
-    """What is timed, and what is known of it beforehand."""
+    """Return the function to time, and the columns that are known without timing."""
     torch.manual_seed(0)
     if case.group == "segnet":
         step, batch = training_step(case, "cpu")
@@ -90,7 +91,7 @@ def make_call(case: Case) -> tuple[Call, Row]:
 
 
 def neuron(contender: str) -> nn.Module:
-    """A 3x3 convolution with its normalization and ReLU."""
+    """Build a 3x3 convolution with its normalization and ReLU."""
     if contender == "agc":
         return AGCConv2d(CHANNELS, CHANNELS, 3, padding=1)
     norm = [nn.BatchNorm2d(CHANNELS)] if contender == "bn" else []
@@ -99,7 +100,7 @@ def neuron(contender: str) -> nn.Module:
 
 
 def inference_neuron(contender: str) -> nn.Module:
-    """The same; a folded BatchNorm is a part of its convolution, as deployed networks have it."""
+    """Build a neuron for inference; bn-folded folds BatchNorm into the convolution."""
     if contender != "bn-folded":
         return neuron(contender)
     layers: Any = neuron("bn").eval()

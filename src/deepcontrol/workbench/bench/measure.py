@@ -1,10 +1,11 @@
-"""Time and memory of one training step on a GPU."""
+"""Measure a training step on a GPU: its time, its memory and its largest batch."""
 
-import contextlib
 import gc
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,34 +15,34 @@ from torch.nn import functional
 from ...step import TrainingStep
 from ..losses import pixel_cross_entropy
 from .cases import Case
-from .contenders import CHANNELS, CLASSES, build
-from .record import Row
+from .contenders import build, precision, random_batch, use_channels_last
+from .results import Row
 
 MIB = 2**20
-WARM_UP = 6  # calls before the timed ones: a graph is captured at the fourth
+WARM_UP = 6  # calls before the timed ones; the graph engines capture at the fourth
+MEMORY_LIMIT_GIB = 12  # the paper's GPU, on which BatchNorm trained with batch 8
+MAX_BATCH = 4096
 
 
 def measure_step(case: Case, steps: int) -> list[Row]:
-    """p20, p50 and p80 of a whole step in milliseconds, and its memory."""
+    """Return p20, p50 and p80 of the step time in milliseconds, and the memory of a step."""
     with precision(case.dtype):
         step, batch = training_step(case, "cuda")
-        # The third call, which no engine replays yet: so the engines' memory is comparable.
+        # The third call, before any engine replays a graph: comparable between engines.
         memory = [step_memory(step, batch) for _ in range(3)][-1]
         warm_up(step, batch)
         times = event_milliseconds(lambda: step(*batch), steps)
-    return [{**case.key, **spread("ms", times), **memory}]
+    return [{**case.key, **percentiles("ms", times), **memory}]
 
 
 def training_step(case: Case, device: str) -> tuple[TrainingStep, tuple[Tensor, Tensor]]:
-    """The step that is timed, and a random batch for it."""
+    """Build the training step of a case, and a random batch for it."""
     torch.manual_seed(0)
     model = build(case.group, case.contender, case.width).to(device)
     inputs, targets = random_batch(case, device)
     if device == "cuda":
-        layout = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
-        model.to(memory_format=layout)  # type: ignore[call-overload]
-        inputs = inputs.contiguous(memory_format=layout)
-    # With rate 0 the network stays where it is: all the work, and the same sane numbers for all.
+        inputs = use_channels_last(model, inputs)
+    # Learning rate 0 does all the work of an update and keeps the weights finite.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, fused=device == "cuda")
     autocast = torch.bfloat16 if case.dtype == "bf16" else None
     engine: Any = case.engine
@@ -50,37 +51,19 @@ def training_step(case: Case, device: str) -> tuple[TrainingStep, tuple[Tensor, 
     return step, (inputs, targets)
 
 
-def random_batch(case: Case, device: str) -> tuple[Tensor, Tensor]:
-    inputs = torch.randn(case.batch, CHANNELS[case.group], *case.size, device=device)
-    positions = () if case.group == "resnet50" else case.size
-    targets = torch.randint(CLASSES[case.group], (case.batch, *positions), device=device)
-    return inputs, targets
-
-
-def give_memory_back() -> None:
-    """All that nobody uses, so that it does not weigh on what is measured next."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # a broken device is found here, not blamed on the next case
-        # A workspace of 32 MiB or more for each stream that cuBLAS has seen, and a captured step
-        # has a stream of its own.
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
-
-
 def warm_up(step: TrainingStep, batch: tuple[Tensor, Tensor]) -> None:
-    """Past autotuning, compilation and capture."""
+    """Run the calls in which autotuning, compilation and graph capture happen."""
     for _ in range(WARM_UP):
         step(*batch)
     if step.engine.endswith("graph") and step.why_eager is not None:
-        raise RuntimeError(f"no graph: {step.why_eager}")
+        raise RuntimeError(f"the step was not captured in a CUDA graph: {step.why_eager}")
 
 
 def step_memory(step: TrainingStep, batch: tuple[Tensor, Tensor]) -> Row:
-    """The peak of one step, and what of it is the step's own.
+    """Return the peak memory of one step, and the part that the step itself allocates.
 
-    "Activations" are the peak less what is held between steps. Gradients are not held: a step
-    starts by dropping them.
+    "Activations" is the peak minus the memory allocated between steps. Gradients count as
+    activations, because a step frees them at its start.
     """
     gradients = sum(p.grad.nbytes for p in step.model.parameters() if p.grad is not None)
     held = torch.cuda.memory_allocated() - gradients
@@ -93,8 +76,19 @@ def step_memory(step: TrainingStep, batch: tuple[Tensor, Tensor]) -> Row:
     }
 
 
+def free_memory() -> None:
+    """Free everything unreferenced, so that the next case starts clean."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # an asynchronous error belongs to this case, not to the next
+        # cuBLAS keeps a workspace of 32 MiB or more per stream, and a captured step has its own
+        # stream.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+
 def event_milliseconds(call: Callable[[], object], count: int) -> list[float]:
-    """The device's time from the end of each call to the end of the next."""
+    """Time calls on the device, from the end of one to the end of the next."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
     for event in events[1:]:
@@ -105,7 +99,7 @@ def event_milliseconds(call: Callable[[], object], count: int) -> list[float]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Linear between the ordered values.
+    """Return a quantile, interpolated linearly between the sorted values.
 
     >>> quantile([3.0, 1.0, 2.0], 0.5), quantile([0.0, 10.0], 0.2)
     (2.0, 2.0)
@@ -116,19 +110,74 @@ def quantile(values: Sequence[float], share: float) -> float:
     return below + (above - below) * (at - math.floor(at))
 
 
-def spread(unit: str, values: Sequence[float]) -> Row:
-    """p20, p50 and p80 as columns."""
+def percentiles(unit: str, values: Sequence[float]) -> Row:
+    """Return p20, p50 and p80 as columns."""
     return {f"{unit}_p{p}": f"{quantile(values, p / 100):.3f}" for p in (20, 50, 80)}
 
 
-@contextlib.contextmanager
-def precision(dtype: str) -> Iterator[None]:
-    """TF32 for everything but fp32, and cuDNN's choice by trial; then as before."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
-    matmul.allow_tf32 = cudnn.allow_tf32 = dtype != "fp32"
-    cudnn.benchmark = True
+def measure_max_batch(case: Case, steps: int) -> list[Row]:
+    """Find the largest batch that SegNet trains with in 12 GiB, in eager mode and bf16.
+
+    The limit applies to PyTorch's allocator, fragmentation included. The CUDA context is not part
+    of it.
+    """
+    del steps  # nothing is timed
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    limit = MEMORY_LIMIT_GIB * 1024 * MIB
+    if total < limit:
+        raise RuntimeError(
+            f"the GPU has {total / MIB / 1024:.1f} GiB of memory; this case needs "
+            f"{MEMORY_LIMIT_GIB} GiB"
+        )
+    free_memory()  # memory still allocated counts against the limit
+    torch.cuda.set_per_process_memory_fraction(limit / total)
     try:
-        yield
+        largest = search_largest(lambda batch: fits(replace(case, group="segnet", batch=batch)))
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return [{**case.key, "largest_batch": str(largest), "limit_gib": str(MEMORY_LIMIT_GIB)}]
+
+
+def fits(case: Case) -> bool:
+    """Check whether a case trains within the memory limit; frees its memory."""
+    try:
+        train_two_steps(case)
+    except RuntimeError as error:  # cuDNN and cuBLAS have their own out-of-memory messages
+        if not re.search(r"out of memory|alloc_failed|not_initialized", str(error), re.IGNORECASE):
+            raise
+        fitted = False
+    else:
+        fitted = True
+    free_memory()
+    return fitted
+
+
+def train_two_steps(case: Case) -> None:
+    """Train two steps: from the second on, the optimizer holds all its state."""
+    with precision(case.dtype):
+        # cuDNN's autotuning would allocate memory that training does not need.
+        torch.backends.cudnn.benchmark = False
+        step, batch = training_step(case, "cuda")
+        step(*batch)
+        step(*batch)
+        torch.cuda.synchronize()
+
+
+def search_largest(works: Callable[[int], bool]) -> int:
+    """Return the largest number from 1 to MAX_BATCH that works, or 0, by bisection.
+
+    >>> search_largest(lambda n: n <= 37)
+    37
+    """
+    good, bad = 0, 1
+    while works(bad):
+        good, bad = bad, 2 * bad
+        if bad > MAX_BATCH:
+            return good
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if works(middle):
+            good = middle
+        else:
+            bad = middle
+    return good

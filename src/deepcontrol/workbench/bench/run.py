@@ -1,4 +1,4 @@
-"""The bench from start to end: what is left to do, check, measure, write, show."""
+"""Run the benchmark: check AGC, measure the missing cases, write the CSV, show the results."""
 
 import datetime
 import functools
@@ -12,36 +12,33 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from .cases import NETWORKS, Case, network_cases, tier, wanted
-from .check import check_network
-from .cpu import cpu_sets, measure_set
-from .fit import measure_fit
-from .measure import give_memory_back, measure_step
+from .cases import NETWORKS, Bench, Case, max_batch_cases, network_cases, profile_cases, tier
+from .contenders import check_network
+from .cpu import cpu_comparisons, measure_interleaved
+from .measure import free_memory, measure_max_batch, measure_step
 from .ops import measure_op, op_cases
-from .record import Row, about, read_rows, source_hash, write_rows
-from .settings import Bench
-from .shares import measure_shares
-from .table import tables
+from .profile import measure_profile
+from .results import Row, provenance, read_rows, source_hash, tables, write_rows
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Cases that are measured together: on a GPU one, on a CPU all that are compared."""
+class Task:
+    """Cases that are measured together: one on a GPU, a whole comparison on a CPU."""
 
     cases: tuple[Case, ...]
     measure: Callable[[int], list[Row]]
 
 
 def run_bench(settings: Bench, console: Console) -> int:
-    """Measure what is asked for and not there yet, then show all of it; returns the exit code."""
+    """Run `deepcontrol bench`; returns the exit code."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not console.is_terminal:
-        console.width = 120  # a log has no edge to fold a table at
+        console.width = 120  # in a log, tables need not fit a screen
     out = settings.out or default_out(settings, device)
     if settings.report:
         rows = read_rows(out)
         if not rows:
-            raise ValueError(f"{out} holds no rows to report")
+            raise ValueError(f"{out} has no rows to report; run without --report to measure")
     else:
         rows = measure_all(settings, device, out, console)
     for table in tables(rows):
@@ -51,153 +48,147 @@ def run_bench(settings: Bench, console: Console) -> int:
 
 
 def default_out(settings: Bench, device: str) -> Path:
-    if settings.quick:
-        return Path(
-            f"out/bench-quick-{device}.csv"
-        )  # not among the results: its times mean nothing
+    if settings.quick:  # these times are meaningless: keep them out of the results
+        return Path(f"out/bench-quick-{device}.csv")
     return Path(f"benchmarks/results/bench-{device}.csv")
 
 
 def measure_all(settings: Bench, device: str, out: Path, console: Console) -> list[Row]:
-    """All rows, old and new; the CSV is written anew after each turn."""
+    """Measure the missing cases and write the CSV after each; returns all rows."""
     now = datetime.datetime.now(datetime.UTC)
-    here = {**about(device), "source": source_hash(), "run": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
-    console.print(f"On {here['hardware']}, torch {here['torch']}.", highlight=False)
+    here = {**provenance(device), "source": source_hash(), "run": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
+    console.print(f"Hardware: {here['hardware']}; torch {here['torch']}", highlight=False)
     if device == "cpu":
         console.print(
-            "No CUDA device here: this is the small set for a CPU. Its ratios say nothing of a GPU."
+            "No CUDA device found: measuring a small set of cases on the CPU. "
+            "Its ratios do not apply to a GPU."
         )
-    turns = gpu_turns(settings) if device == "cuda" else cpu_turns(settings)
-    if not turns:
-        raise ValueError("nothing to measure on this machine with these flags")
+    tasks = gpu_tasks(settings) if device == "cuda" else cpu_tasks(settings)
+    if not tasks:
+        raise ValueError("these flags select no case on this machine; try fewer flags")
     old = read_rows(out)
-    rows = [row for row in old if settings.resume and holds(row, here)]
+    rows = [row for row in old if settings.resume and is_valid(row, here)]
     if len(old) > len(rows):
-        console.print(f"{len(old) - len(rows)} older rows of {escape(str(out))} go.")
-    left = [turn for turn in turns if not is_done(turn, rows)]
-    console.print(f"{len(turns) - len(left)} of {len(turns)} are done, {len(left)} to measure.")
+        console.print(f"Discarding {len(old) - len(rows)} outdated rows of {escape(str(out))}.")
+    missing = [task for task in tasks if not is_done(task, rows)]
+    console.print(f"{len(tasks) - len(missing)} of {len(tasks)} tasks done, {len(missing)} left.")
     checked: set[str] = set()
     start = time.monotonic()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        for turn in progress.track(left, description="measuring"):
+        for task in progress.track(missing, description="measuring"):
             if settings.minutes is not None and time.monotonic() - start > settings.minutes * 60:
-                console.print(f"{settings.minutes:g} minutes are over: call again to go on.")
+                console.print(f"Stopped after {settings.minutes:g} minutes; run again to continue.")
                 break
-            check_first(turn, device, checked, settings, console)
-            new = [{**row, **here} for row in measure_turn(turn, settings.steps)]
-            keys = [case.key for case in turn.cases]
+            check_first(task, device, checked, settings, console)
+            new = [{**row, **here} for row in measure_task(task, settings.steps)]
+            keys = [case.key for case in task.cases]
             rows = [row for row in rows if not any(key.items() <= row.items() for key in keys)]
             rows += new
             write_rows(out, rows)
             for row in new:
-                console.print(line(row), highlight=False, soft_wrap=True)
-            clean_up(turn)
-    console.print(f"Written to {escape(str(out))}", soft_wrap=True)
+                console.print(log_line(row), highlight=False, soft_wrap=True)
+            clean_up(task)
+    if out.exists():
+        console.print(f"Results: {escape(str(out))}", soft_wrap=True)
     return rows
 
 
-def gpu_turns(settings: Bench) -> list[Turn]:
-    """The most telling steps, then what takes a minute each, then the rest of the grid."""
+def gpu_tasks(settings: Bench) -> list[Task]:
+    """List the tasks: the main training steps, the small groups, the rest of the grid."""
     steps = network_cases(settings)
-    network = next(iter(NETWORKS.values()))
-    size, width = ((64, 64), 0.125) if settings.quick else (network.size, network.width)
-    fit = [
-        Case("fit", contender, "eager", 0, size, "bf16", width)
-        for contender in wanted(settings.contenders, ("bn", "agc"))
-        if wanted(settings.only, ("fit",))
-    ]
-    shares = [
-        Case("shares", contender, "graph", batch, size, "bf16", width)
-        for batch in settings.batches or (8, 1)
-        for contender in wanted(settings.contenders, ("agc", "bn", "none"))
-        if wanted(settings.only, ("shares",))
-    ]
     ordered: list[tuple[Callable[[Case, int], list[Row]], Sequence[Case]]] = [
         (measure_step, [case for case in steps if tier(case) == 0]),
-        (measure_shares, shares),
-        (measure_fit, fit),
+        (measure_profile, profile_cases(settings)),
+        (measure_max_batch, max_batch_cases(settings)),
         (measure_op, op_cases(settings)),
         (measure_step, [case for case in steps if tier(case) > 0]),
     ]
     return [
-        Turn((case,), functools.partial(measure, case))
+        Task((case,), functools.partial(measure, case))
         for measure, cases in ordered
         for case in cases
     ]
 
 
-def cpu_turns(settings: Bench) -> list[Turn]:
-    return [Turn(cases, functools.partial(measure_set, cases)) for cases in cpu_sets(settings)]
+def cpu_tasks(settings: Bench) -> list[Task]:
+    return [
+        Task(cases, functools.partial(measure_interleaved, cases))
+        for cases in cpu_comparisons(settings)
+    ]
 
 
-def holds(row: Row, here: Row) -> bool:
-    """Whether an old row is what would be measured here and now; an error is tried again."""
+def is_valid(row: Row, here: Row) -> bool:
+    """Check that a row has this hardware, these versions and this source, and no error."""
     if "error" in row:
         return False
     same = [k for k in here if k not in ("run", "date")]
     return all(row.get(k) == here[k] for k in same if here[k])
 
 
-def is_done(turn: Turn, rows: Sequence[Row]) -> bool:
-    return all(any(case.key.items() <= row.items() for row in rows) for case in turn.cases)
+def is_done(task: Task, rows: Sequence[Row]) -> bool:
+    return all(any(case.key.items() <= row.items() for row in rows) for case in task.cases)
 
 
 def check_first(
-    turn: Turn, device: str, checked: set[str], settings: Bench, console: Console
+    task: Task, device: str, checked: set[str], settings: Bench, console: Console
 ) -> None:
-    """Check the network of a group before its first case; all other groups are SegNet's parts."""
-    group = turn.cases[0].group
+    """Check a network before its first case. Groups without a network are parts of SegNet."""
+    group = task.cases[0].group
     network = group if group in NETWORKS else "segnet"
     if network in checked:
         return
     checked.add(network)
     width = 1.0 if device == "cuda" and not settings.quick else 0.125
     error = check_network(network, device, width)
-    clean_up(turn)
-    console.print(f"{network}: AGC's loss and gradients are right to {error:.1e}.", highlight=False)
+    clean_up(task)
+    console.print(
+        f"{network}: AGC's loss and gradients match fp64 (relative error {error:.1e}).",
+        highlight=False,
+    )
 
 
-def measure_turn(turn: Turn, steps: int) -> list[Row]:
-    """The rows of a turn; if it fails, rows that say why, and the bench goes on."""
+def measure_task(task: Task, steps: int) -> list[Row]:
+    """Return the rows of a task. A failure becomes rows with an `error` column."""
     try:
-        return turn.measure(steps)
+        return task.measure(steps)
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
-        why = f"{type(error).__name__}: {first}"[:300]
-        return [{**case.key, "error": why} for case in turn.cases]
+        message = f"{type(error).__name__}: {first}"[:300]
+        return [{**case.key, "error": message} for case in task.cases]
 
 
-def clean_up(turn: Turn) -> None:
-    """Nothing of a case may weigh on the next."""
-    if any(case.engine.startswith("compile") for case in turn.cases):
+def clean_up(task: Task) -> None:
+    """Free compiled code and memory before the next task."""
+    if any(case.engine.startswith("compile") for case in task.cases):
         torch.compiler.reset()
-    give_memory_back()
+    free_memory()
 
 
-def line(row: Row) -> str:
-    """What a log says of a row."""
-    batch = "" if row["batch"] == "0" else f"batch {row['batch']} "  # what `fit` looks for
-    what = (row["group"], row["size"], batch + row["dtype"], row["contender"], row["engine"])
-    head = escape(" ".join(what) + ": ")
+def log_line(row: Row) -> str:
+    """Format a row for the log."""
+    batch = "" if row["batch"] == "0" else f"batch {row['batch']} "  # max-batch has none
+    parts = (row["group"], row["size"], batch + row["dtype"], row["contender"], row["engine"])
+    head = escape(" ".join(parts) + ": ")
     if "error" in row:
         return f"{head}[bold red]failed[/]: {escape(row['error'])}"
     if "largest_batch" in row:
-        return f"{head}{row['largest_batch']} is the largest batch in {row['limit_gib']} GiB"
+        return f"{head}largest batch in {row['limit_gib']} GiB is {row['largest_batch']}"
     if "gpu_ms" in row:
-        floor = f", floor {row['floor_ms']}" if "floor_ms" in row else ""
+        floor = f", floor {row['floor_ms']} ms" if "floor_ms" in row else ""
         return f"{head}{row['part']} {row['gpu_ms']} ms{floor}"
     if "us_p50" in row:
-        return f"{head}{row['us_p50']} us, floor {row['floor_us']}"
+        return f"{head}{row['us_p50']} µs, floor {row['floor_us']} µs"
     memory = row.get("activations_mib") or row.get("saved_mib")
     end = f", {memory} MiB" if memory else ""
     return f"{head}{row['ms_p50']} ms ({row['ms_p20']} to {row['ms_p80']}){end}"
 
 
 def draw_chart(rows: Sequence[Row], path: Path, console: Console) -> None:
+    """Draw the chart, or say how to get it where matplotlib is missing."""
     try:
         from .chart import draw
-    except ModuleNotFoundError as error:  # the numbers are worth having without a picture
-        console.print(f"No chart: {error}. `pip install matplotlib`, then --report.")
+    except ModuleNotFoundError as error:
+        console.print(f"No chart: {error}. Install matplotlib and run again with --report.")
         return
     if draw(rows, path):
-        console.print(f"Drawn to {escape(str(path))}", soft_wrap=True)
+        console.print(f"Chart: {escape(str(path))}", soft_wrap=True)

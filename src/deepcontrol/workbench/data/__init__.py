@@ -1,4 +1,4 @@
-"""Labeled images: made (streets) or read (CamVid, Cityscapes), cached, augmented, batched."""
+"""Labeled images: datasets (streets, CamVid, Cityscapes), cache, augmentation, batches."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,15 +32,26 @@ __all__ = [
 def open_source(
     name: str, split: str, root: Path | None = None, limit: int | None = None
 ) -> Source:
-    """A split of a data set by its name; `root` is its folder, `limit` takes the first samples."""
+    """Open one split of a dataset by name.
+
+    Args:
+        name: One of NAMES.
+        split: "train" or "val"; CamVid and Cityscapes also have "test".
+        root: Dataset folder. Streets needs none.
+        limit: Use only the first `limit` samples.
+
+    Raises:
+        ValueError: The name, the split or the limit is invalid, or `root` is missing.
+        DataError: The folder does not have the expected layout.
+    """
     if name not in NAMES:
-        raise ValueError(f"unknown data {name!r}: choose one of {', '.join(NAMES)}")
+        raise ValueError(f"unknown dataset {name!r}: choose one of {', '.join(NAMES)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     if name == "streets":
-        return open_streets(split, limit)  # the street is endless
+        return open_streets(split, limit)  # generated on demand, so any limit is possible
     if root is None:
-        raise ValueError(f"{name} needs the folder it lies in: --data-root")
+        raise ValueError(f"{name} needs the folder of the dataset: set --data-root")
     if name == "camvid":
         files = open_camvid(root, split)
     else:

@@ -1,7 +1,8 @@
-"""Augmentation: how a training image is seen, as a function of (seed, epoch, index) alone.
+"""Augmentation as a pure function of (seed, epoch, index).
 
-`Augment` says what may vary; `Augment.view` draws one `View`; `look` applies one view a sample to
-images that are already on their device. No state, so no worker and no order can change anything.
+`Augment` holds the ranges, `Augment.view` draws one `View` per sample, and `apply_views` applies
+views to a batch on its device. There is no random state, so the result does not depend on workers
+or on the order of samples.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from .sample import VOID, Size
 
 
 class View(NamedTuple):
-    """A window of an image, mirrored or not, magnified, in another light."""
+    """A crop of an image with zoom, horizontal flip and color jitter."""
 
     top: float = 0.0
     left: float = 0.0
@@ -31,62 +32,77 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Augment:
-    """What may vary from epoch to epoch. A crop is drawn wherever images are larger than needed."""
+    """Ranges of the random augmentation. Images larger than the training size are cropped."""
 
     flip: bool = True
-    """Mirror half of the images left to right."""
+    """Flip half of the images horizontally."""
     scale: tuple[float, float] = (1.0, 1.0)
-    """Magnify by a factor between these."""
+    """Smallest and largest zoom factor."""
     color: float = 0.0
-    """Change brightness, contrast and saturation by up to this share: 0.3 is 0.7 to 1.3 times."""
+    """Range of brightness, contrast and saturation factors: 0.3 means 0.7 to 1.3."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise ValueError(f"scale must be 0 < low <= high, got {self.scale}")
+            raise ValueError(f"scale must satisfy 0 < low <= high, got {self.scale}")
         if not 0 <= self.color < 1:
             raise ValueError(f"color must be at least 0 and below 1, got {self.color}")
 
     def view(self, seed: int, epoch: int, index: int, native: Size, size: Size) -> View:
-        """The view of sample `index` in an epoch: a window of `size` in images of `native`."""
+        """Draw the view of sample `index` in an epoch.
+
+        Args:
+            seed, epoch, index: The only source of randomness.
+            native: Size of the image.
+            size: Size of the crop, in pixels of the output.
+        """
         dice = Dice(key(seed, epoch, index))
         low, high = self.scale
-        # Geometric, so that magnifying and reducing by a factor are equally likely.
+        # Log-uniform, so that zooming in and out by a factor are equally likely.
         zoom = low * (high / low) ** dice.unit()
         top, left = (
             _offset(dice.unit(), whole - part / zoom)
             for whole, part in zip(native, size, strict=True)
         )
         flip = dice.chance(0.5) and self.flip
-        light = (dice.between(1 - self.color, 1 + self.color) for _ in range(3))
-        return View(top, left, zoom, flip, *light)
+        jitter = (dice.between(1 - self.color, 1 + self.color) for _ in range(3))
+        return View(top, left, zoom, flip, *jitter)
 
 
 def _offset(u: float, slack: float) -> float:
-    """Where a window starts: any whole pixel while it fits, centered where it is too large."""
+    """Place a window: at a random whole pixel if it fits, centered if it is too large."""
     return float(int(u * (int(slack) + 1))) if slack >= 0 else slack / 2
 
 
-def look(
+def apply_views(
     images: Tensor, labels: Tensor, segments: Tensor, views: Sequence[View], size: Size
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images (N, H, W, 3), labels and segments (N, H, W) as their views show them, at `size`.
+    """Apply one view per sample to a batch.
 
-    Labels and segments take the nearest pixel, images are interpolated and become fp32. What lies
-    outside of an image repeats its border and is labeled void.
+    Images are interpolated bilinearly; labels and segments take the nearest pixel. Pixels outside
+    of an image repeat its border and are labeled VOID.
+
+    Args:
+        images: (N, H, W, 3).
+        labels, segments: (N, H, W).
+        views: One per sample.
+        size: Height and width of the result.
+
+    Returns:
+        Images in fp32, labels and segments, at `size`.
     """
-    if all(view.zoom == 1 for view in views):  # whole pixels, nothing between them: cheaper
+    if all(view.zoom == 1 for view in views):  # slicing is cheaper than resampling
         images, labels, segments = (_crop(a, views, size) for a in (images, labels, segments))
         images = images.float()
     else:
         images, labels, segments = _resample(images, labels, segments, views, size)
     if any(view[4:] != (1.0, 1.0, 1.0) for view in views):
-        light = to_device([view[4:] for view in views], images.device)
-        images = _in_other_light(images, *light.T[:, :, None, None, None])
+        jitter = to_device([view[4:] for view in views], images.device)
+        images = _color_jitter(images, *jitter.T[:, :, None, None, None])
     return images, labels, segments
 
 
 def to_device(values: Sequence[object], device: torch.device) -> Tensor:
-    """A small tensor of these values, without waiting for the device to finish what it is at."""
+    """Copy a few values to a device without synchronizing."""
     tensor = torch.tensor(values)
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -111,8 +127,8 @@ def _resample(
     shown = functional.grid_sample(
         images.permute(0, 3, 1, 2).float(), grid, padding_mode="border", align_corners=False
     )
-    # Ids are whole numbers below 2^16, exact in fp32; shifted by 1, so that the zeros which
-    # grid_sample finds outside of an image are told from the id 0.
+    # Ids are integers below 2^16, which fp32 represents exactly. They are shifted by 1 to
+    # distinguish id 0 from the zeros that grid_sample returns outside of an image.
     ids = torch.stack([labels.float() + 1, segments.float() + 1], 1)
     ids = functional.grid_sample(ids, grid, "nearest", "zeros", align_corners=False)
     outside = ids[:, 0] == 0
@@ -124,7 +140,7 @@ def _resample(
 
 
 def _affine(view: View, native: Size, size: Size) -> list[list[float]]:
-    """The view as affine_grid wants it: from the window's [-1, 1] to the image's."""
+    """Return the 2x3 matrix for affine_grid, from [-1, 1] in the window to [-1, 1] in the image."""
     sign = -1.0 if view.flip else 1.0
     height, width = (part / view.zoom for part in size)
     return [
@@ -133,7 +149,7 @@ def _affine(view: View, native: Size, size: Size) -> list[list[float]]:
     ]
 
 
-def _in_other_light(
+def _color_jitter(
     images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor
 ) -> Tensor:
     red, green, blue = images.unbind(-1)

@@ -1,4 +1,4 @@
-"""Batches for training and evaluation, from memory or from the device itself."""
+"""Batches for training and evaluation, gathered on the host or on the device."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -11,36 +11,45 @@ from torch import Tensor
 
 from streets.randomness import key, words
 
-from .augment import Augment, View, look, to_device
+from .augment import Augment, View, apply_views, to_device
 from .cache import Cache
 from .sample import VOID, Size
 
 Job = TypeVar("Job")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
-# Images become about 0 in mean and 1 in spread.
-CENTER, SPREAD = 127.5, 64.0
+# Maps pixel values to about zero mean and unit variance.
+PIXEL_MEAN, PIXEL_STD = 127.5, 64.0
 
 
 class Batch(NamedTuple):
-    images: Tensor  # (N, 3, H, W) fp32, channels_last, centered and scaled
+    images: Tensor  # (N, 3, H, W) fp32, channels_last, normalized
     labels: Tensor  # (N, H, W) uint8
-    segments: Tensor  # (N, H, W) int16: the bits of the cache's uint16, which torch half supports
+    segments: Tensor  # (N, H, W) int16 with the bits of the uint16 cache: torch has few uint16 ops
 
 
 class Batches:
-    """The samples of a cache in batches on a device; batch k of an epoch is always the same.
+    """Batches of a cache on a device. Batch k of an epoch is always the same.
 
-    With `augment`, an epoch is a permutation keyed on (seed, epoch), and each image is seen as
-    keyed on (seed, epoch, index), at `size`. Without, all images come whole and in order.
+    With `augment`, the order of an epoch is a function of (seed, epoch), and the view of an image
+    is a function of (seed, epoch, index). Without it, images come whole and in order.
 
-    On a GPU the arrays are held there where they fit in `device_share` of its free memory, and are
-    read ahead from the mapped cache by a thread otherwise. On a CPU they are read as they are used,
-    or ahead by `workers` threads. None of that changes a batch.
+    The device, the prefetching and the number of workers do not change a batch. On a GPU, the whole
+    cache moves to the device if it fits; otherwise threads prefetch batches from the mapped files.
 
-    Of `world` processes, that of `rank` gets every world-th image of each batch, so that all have
-    the same number of batches and each image is seen once. A process for which a batch has no image
-    left gets the batch's first, labeled void throughout: it counts nowhere.
+    Args:
+        cache: Samples, all of one size.
+        batch_size: Samples per batch over all processes. The last batch may be smaller.
+        size: Crop size; needs `augment`. The size of the cache by default.
+        augment: Augmentation for training; None for evaluation.
+        seed: Seed for shuffling and augmentation.
+        device: Device of the batches.
+        device_share: Largest share of the free GPU memory that the cache may take.
+        workers: Threads that prefetch batches. 0 reads them when they are used; a GPU without room
+            for the cache uses at least one.
+        rank: Rank of this process. It gets samples rank, rank + world, ... of each batch. If that
+            leaves none, it gets the first sample of the batch with all labels VOID.
+        world: Number of processes.
     """
 
     def __init__(
@@ -62,58 +71,64 @@ class Batches:
         self.cache, self.batch_size, self.augment, self.seed = cache, batch_size, augment, seed
         self.workers, self.rank, self.world = workers, rank, world
         if augment is None and size not in (None, cache.size):
-            raise ValueError(f"size {size} needs an augmentation: without, images come whole")
+            raise ValueError(
+                f"size {size} needs augment: without it, images have the cache size {cache.size}"
+            )
         self.size = size or cache.size
         if any(part > whole for part, whole in zip(self.size, cache.size, strict=True)):
             raise ValueError(
-                f"size {self.size} is larger than the cache's {cache.size}: prepare it at that size"
+                f"size {self.size} is larger than the cache size {cache.size}: "
+                "prepare the cache at that size"
             )
         self.device = torch.device(device)
         arrays = (cache.images, cache.labels, cache.segments.view(np.int16))
         self._arrays = tuple(torch.from_numpy(a) for a in arrays)
-        self.on_device = self.device.type != "cuda" or cache.nbytes < device_share * _free(device)
+        on_gpu = self.device.type == "cuda"
+        self.on_device = not on_gpu or cache.nbytes < device_share * _free_memory(device)
         if self.on_device:
             self._arrays = tuple(a.to(self.device) for a in self._arrays)
 
     def __len__(self) -> int:
-        """Batches in an epoch; the last may be smaller."""
+        """Return the number of batches in an epoch."""
         return -(-len(self.cache) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
-        """The samples of an epoch in their order."""
+        """Return the sample indices of an epoch in order."""
         if self.augment is None:
             return list(range(len(self.cache)))
         return np.argsort(words(key(self.seed, epoch), len(self.cache)), kind="stable").tolist()
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number `start` on."""
+        """Iterate over the batches of an epoch, from batch `start` on."""
         if start < 0:
             raise ValueError(f"start must be at least 0, got {start}")
         order = self.order(epoch)
         chunks = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
         chosen = chunks[start:]
         if self.device.type == "cuda":
-            # Threads do the copying alone: views are applied where the device is driven from, so
-            # that the two do not fight over the interpreter.
-            gathered = _ahead(self._gather, chosen, 0 if self.on_device else max(1, self.workers))
+            # Threads only copy. The main thread applies the views, so that threads and kernel
+            # launches do not compete for the interpreter lock.
+            gathered = _prefetch(
+                self._gather, chosen, 0 if self.on_device else max(1, self.workers)
+            )
             for chunk, arrays in zip(chosen, gathered, strict=True):
                 yield self._batch(epoch, chunk, arrays)
         else:
-            yield from _ahead(
+            yield from _prefetch(
                 lambda chunk: self._batch(epoch, chunk, self._gather(chunk)), chosen, self.workers
             )
 
-    def _own(self, chunk: list[int]) -> list[int]:
-        """What of a batch is this process's; its first image where nothing is."""
+    def _shard(self, chunk: list[int]) -> list[int]:
+        """Return this process's samples of a batch, or the first sample if it has none."""
         return chunk[self.rank :: self.world] or chunk[:1]
 
     def _gather(self, chunk: list[int]) -> list[Tensor]:
-        chosen = to_device(self._own(chunk), self._arrays[0].device)
+        chosen = to_device(self._shard(chunk), self._arrays[0].device)
         arrays = [a[chosen] for a in self._arrays]
         return arrays if self.on_device else [a.pin_memory() for a in arrays]
 
     def _batch(self, epoch: int, chunk: list[int], arrays: list[Tensor]) -> Batch:
-        indices = self._own(chunk)
+        indices = self._shard(chunk)
         arrays = [a.to(self.device, non_blocking=True) for a in arrays]
         if self.augment is None:
             views = [View()] * len(indices)
@@ -121,28 +136,30 @@ class Batches:
             views = [
                 self.augment.view(self.seed, epoch, i, self.cache.size, self.size) for i in indices
             ]
-        images, labels, segments = look(arrays[0], arrays[1], arrays[2], views, self.size)
+        images, labels, segments = apply_views(arrays[0], arrays[1], arrays[2], views, self.size)
         if self.rank >= len(chunk):
             labels = torch.full_like(labels, VOID)
         return Batch(normalized(images), labels, segments)
 
 
 def normalized(images: Tensor) -> Tensor:
-    """Images (N, H, W, 3) of values 0 to 255 as networks see them: (N, 3, H, W), channels_last."""
-    images = ((images - CENTER) / SPREAD).permute(0, 3, 1, 2)
+    """Normalize images (N, H, W, 3) with values 0 to 255 to (N, 3, H, W), channels_last."""
+    images = ((images - PIXEL_MEAN) / PIXEL_STD).permute(0, 3, 1, 2)
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def _free(device: torch.device | str) -> int:
+def _free_memory(device: torch.device | str) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def _ahead(make: Callable[[Job], Made], jobs: Iterable[Job], workers: int) -> Generator[Made]:
-    """make(job) for each, in order; made by `workers` threads while earlier ones are being used."""
+def _prefetch(
+    make: Callable[[Job], Result], jobs: Iterable[Job], workers: int
+) -> Generator[Result]:
+    """Yield make(job) for each job in order, computed ahead of time by `workers` threads."""
     if workers == 0:
         yield from map(make, jobs)
         return
-    waiting: deque[Future[Made]] = deque()
+    waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for job in jobs:

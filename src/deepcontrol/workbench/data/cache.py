@@ -1,8 +1,8 @@
-"""Samples decoded once into arrays on disk, mapped into memory from then on.
+"""Decode samples once into .npy files and map them into memory.
 
-A cache is a folder of plain .npy files and an index.json with their checksums. It is written beside
-its place and renamed into it, under a lock, so that it is there whole or not at all, whoever else
-starts at the same time. Its name holds the source's fingerprint: another source, another cache.
+A cache is a folder of .npy files and an index.json with checksums. It is built in a temporary
+folder and renamed under a lock, so that concurrent processes see a complete cache or none. Its name
+contains the fingerprint of the source, so that a changed source gets a new cache.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 
 from .sample import Palette, Size, Source
 
-FORMAT = 1  # part of each cache's name; counts up when what is stored changes
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk's ways to be
+FORMAT = 1  # part of the folder name; increase it when the stored content changes
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _ARRAYS = ("images", "labels", "segments")
 
-Progress = Callable[[int, int], None]  # (samples done, samples in all)
+Progress = Callable[[int, int], None]  # (samples done, samples in total)
 
 
 @dataclass(frozen=True)
 class Cache:
-    """All samples of a source at one size, as arrays mapped from disk."""
+    """All samples of a source at one size, memory-mapped."""
 
     name: str
     classes: tuple[str, ...]
@@ -40,7 +40,7 @@ class Cache:
     images: NDArray[np.uint8]  # (N, H, W, 3)
     labels: NDArray[np.uint8]  # (N, H, W)
     segments: NDArray[np.uint16]  # (N, H, W)
-    histogram: NDArray[np.int64]  # pixels of each class
+    histogram: NDArray[np.int64]  # pixels per class
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,7 +55,7 @@ class Cache:
 
 
 def default_folder() -> Path:
-    """Where caches go unless told otherwise: the user's cache directory."""
+    """Return the default folder for caches, in the user's cache directory."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "deepcontrol"
 
@@ -63,10 +63,16 @@ def default_folder() -> Path:
 def prepare(
     source: Source, size: Size, folder: Path | None = None, progress: Progress | None = None
 ) -> Cache:
-    """The cache of a source at a size: opened if it is there and whole, made if not.
+    """Open the cache of a source, or build it if it is missing or damaged.
 
-    Images are resized to cover `size` with their aspect kept: CamVid's 3:4 images at 256x512 are
-    held at 384x512. Training crops from them, evaluation looks at them in windows.
+    Images are resized to cover `size` and keep their aspect ratio: the 3:4 images of CamVid at
+    256x512 are stored at 384x512. Training crops them; evaluation reads them in windows.
+
+    Args:
+        source: Dataset split.
+        size: Height and width to cover.
+        folder: Folder for caches; `default_folder()` by default.
+        progress: Called with (samples done, samples in total) while the cache is built.
     """
     folder = folder or default_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +80,8 @@ def prepare(
     stem = f"{source.name}-{origin}-{len(source)}-{size[0]}x{size[1]}"
     place = folder / f"{stem}-{FORMAT}-{source.fingerprint()}"
     with _locked(folder / f"{stem}.lock"):
-        if not _is_whole(place):
-            # Of this source there may be a broken cache, an outdated one, and one never finished.
+        if not _is_valid(place):
+            # Remove damaged, outdated and unfinished caches of this source.
             for old in (*folder.glob(f"{stem}-*"), *folder.glob(f".building-{stem}-*")):
                 shutil.rmtree(old)
             _build(source, size, place, folder / f".building-{stem}-{os.getpid()}", progress)
@@ -87,19 +93,19 @@ def _build(
 ) -> None:
     count = len(source)
     if count == 0:
-        raise ValueError(f"{source.name} has no samples")
+        raise ValueError(f"{source.name} has no samples to cache")
     temporary.mkdir()
     try:
         parts: list[NDArray] = list(source.read(0, size))
         needed = count * sum(part.nbytes for part in parts)
-        with _said_if_full(temporary, source, needed):
+        with _explain_full_disk(temporary, source, needed):
             arrays = {
                 name: np.lib.format.open_memmap(
                     temporary / f"{name}.npy", "w+", part.dtype, (count, *part.shape)
                 )
                 for name, part in zip(_ARRAYS, parts, strict=True)
             }
-            _take_room(temporary)
+            _reserve_space(temporary)
         histogram = np.zeros(256, np.int64)
         pool = ThreadPoolExecutor(os.cpu_count())
         try:
@@ -111,7 +117,7 @@ def _build(
                 if progress:
                     progress(i + 1, count)
         finally:
-            pool.shutdown(cancel_futures=True)  # whoever interrupts does not wait for the rest
+            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the other samples
         histogram = histogram[: len(source.classes)]
         index = {
             "histogram": histogram.tolist(),
@@ -129,53 +135,53 @@ def _build(
         raise
 
 
-def _take_room(folder: Path) -> None:
-    """Let the disk set all bytes aside: a mapped file that finds none later ends the process."""
+def _reserve_space(folder: Path) -> None:
+    """Allocate all blocks: writing to a mapped file on a full disk kills the process (SIGBUS)."""
     for file in folder.iterdir():
         with file.open("r+b") as opened:
             try:
                 os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
             except OSError as error:
-                if error.errno in FULL:
+                if error.errno in DISK_FULL:
                     raise
-                return  # not every file system can: then it may end as it may
+                return  # not every file system supports it; continue without the reservation
 
 
 @contextlib.contextmanager
-def _said_if_full(folder: Path, source: Source, needed: int) -> Iterator[None]:
-    """Where the disk has no room, how much it would take."""
+def _explain_full_disk(folder: Path, source: Source, needed: int) -> Iterator[None]:
+    """Report the needed and the free space if the disk is full."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
         raise OSError(
-            f"{folder.parent} has no room for {source.name} ({error.strerror}): it needs "
-            f"{needed:,} bytes, {shutil.disk_usage(folder).free:,} are free. XDG_CACHE_HOME may "
-            "name another folder."
+            f"{folder.parent} has no room for {source.name} ({error.strerror}): the cache needs "
+            f"{needed:,} bytes, {shutil.disk_usage(folder).free:,} are free. Free some space or "
+            "set XDG_CACHE_HOME to another folder."
         ) from error
 
 
-def _is_whole(place: Path) -> bool:
+def _is_valid(place: Path) -> bool:
     try:
         index = json.loads((place / "index.json").read_text())
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
         arrays["histogram"] = np.array(index["histogram"], np.int64)
         return index["crc32"] == {name: _checksum(array) for name, array in arrays.items()}
-    except (OSError, EOFError, ValueError, KeyError, TypeError):  # numpy's and json's ways to fail
+    except (OSError, EOFError, ValueError, KeyError, TypeError):  # raised by numpy and json
         return False
 
 
 def _open(place: Path, source: Source) -> Cache:
     index = json.loads((place / "index.json").read_text())
-    # Copy on write: torch wants arrays that it could write to, and none of ours is written.
+    # Copy-on-write: torch.from_numpy warns about read-only arrays. Nothing writes to these.
     images, labels, segments = (np.load(place / f"{name}.npy", mmap_mode="c") for name in _ARRAYS)
     histogram = np.array(index["histogram"], np.int64)
     return Cache(source.name, source.classes, source.palette, images, labels, segments, histogram)
 
 
 def _sync(path: Path) -> None:
-    """On the disk before the rename is: a name must not outlive its content."""
+    """Flush to disk, so that the rename cannot become durable before the content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,14 +1,13 @@
-"""CamVid in the layout that SegNet made common: train/, trainannot/, val/, valannot/, ...
+"""CamVid in the folder layout of SegNet: train/, trainannot/, val/, valannot/, ...
 
-Labels are 11 classes as ids 0 to 10; 11 and 255 are void. There are no instances: contours are
-the boundaries between labels. Images may be PNG or JPEG; labels are PNG of the same name.
+Labels are ids 0 to 10 of 11 classes; 11 and 255 are void. There are no instances, so contours are
+the boundaries between labels. Images are PNG or JPEG; labels are PNG files of the same name.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import list_images, native_size
-from .pairs import Pair, PairedFiles
+from .files import Pair, PairedFiles, list_images, native_size
 from .sample import VOID, DataError, Palette, Size
 
 CLASSES = (
@@ -24,7 +23,7 @@ CLASS_OF = (*((i, i) for i in range(len(CLASSES))), (len(CLASSES), VOID), (255, 
 
 
 def open_camvid(root: Path, split: str) -> PairedFiles:
-    """One split of the CamVid folder `root`."""
+    """Open one split of the CamVid folder `root`."""
     pairs, faults = find_pairs(root, split)
     if faults:
         raise faults[0]
@@ -36,7 +35,7 @@ def from_pairs(split: str, pairs: Sequence[Pair], native: Size) -> PairedFiles:
 
 
 def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
-    """The images of a split that have labels, and a fault for each file that stands alone."""
+    """Pair the images of a split with their labels, and list an error for each unpaired file."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     annotations = root / f"{split}annot"
@@ -47,15 +46,15 @@ def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
     pairs, used = [], set()
     for image in images:
         if image.stem in used:
-            faults.append(DataError(image, "another image has the same name and label"))
+            faults.append(DataError(image, "another image has the same name"))
         elif image.stem in of_stem:
             pairs.append(Pair(image, of_stem[image.stem]))
         else:
             expected = f"{annotations.name}/{image.stem}.png"
-            faults.append(DataError(image, f"has no label: expected {expected}"))
+            faults.append(DataError(image, f"has no label, expected {expected}"))
         used.add(image.stem)
     faults += [
-        DataError(path, f"labels without an image in {split}/")
+        DataError(path, f"label without an image in {split}/")
         for stem, path in of_stem.items()
         if stem not in used
     ]
@@ -63,5 +62,5 @@ def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
 
 
 def splits_in(root: Path) -> list[str]:
-    """The splits of which there are images or labels; none if this is not CamVid."""
+    """List the splits that have a folder; empty if this is not CamVid."""
     return [s for s in SPLITS if (root / s).is_dir() or (root / f"{s}annot").is_dir()]

@@ -1,4 +1,4 @@
-"""Is this folder a data set that can be trained on? All faults at once, nothing skipped."""
+"""Check a dataset folder: read every file and list all errors."""
 
 import os
 from collections import Counter
@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import camvid, cityscapes
-from .files import native_size
-from .pairs import Pair, PairedFiles
+from .files import Pair, PairedFiles, native_size
 from .sample import DataError
 
 LAYOUTS = {"cityscapes": cityscapes, "camvid": camvid}
@@ -20,24 +19,29 @@ LAYOUTS = {"cityscapes": cityscapes, "camvid": camvid}
 
 @dataclass
 class Report:
-    """What a folder was taken for, and what is wrong with it."""
+    """The detected layout of a folder, its statistics and its errors."""
 
     layout: str
     classes: tuple[str, ...]
-    splits: dict[str, int] = field(default_factory=dict)  # sound samples of each split
+    splits: dict[str, int] = field(default_factory=dict)  # valid samples per split
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(256, np.int64))
     faults: list[DataError] = field(default_factory=list)
 
 
 def check(root: Path, progress: Callable[[int, int], None] | None = None) -> Report:
-    """Read every image and label of every split that is there, and list what is wrong."""
+    """Read every image and label of every split and collect the errors.
+
+    Raises:
+        DataError: The folder does not exist or has an unknown layout.
+    """
     if not root.is_dir():
-        raise DataError(root, "there is no such folder")
+        raise DataError(root, "no such folder")
     recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
     if not recognized:
         raise DataError(
             root,
-            "neither CamVid (train/ and trainannot/) nor Cityscapes (leftImg8bit/ and gtFine/)",
+            "neither CamVid (train/ and trainannot/) nor Cityscapes (leftImg8bit/ and gtFine/): "
+            "pass the folder that contains these",
         )
     layout = LAYOUTS[recognized[0]]
     splits, report = layout.splits_in(root), Report(recognized[0], layout.CLASSES)
@@ -47,40 +51,40 @@ def check(root: Path, progress: Callable[[int, int], None] | None = None) -> Rep
         report.faults += faults
     done, total = 0, sum(map(len, found.values()))
     for split, pairs in found.items():
-        source = layout.from_pairs(split, pairs, _usual_size(pairs))
-        sound, counts = 0, np.zeros(256, np.int64)
+        source = layout.from_pairs(split, pairs, _most_common_size(pairs))
+        valid, counts = 0, np.zeros(256, np.int64)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for outcome in pool.map(lambda i, source=source: _read(source, i), range(len(pairs))):
                 if isinstance(outcome, DataError):
                     report.faults.append(outcome)
                 else:
                     counts += outcome
-                    sound += 1
+                    valid += 1
                 done += 1
                 if progress:
                     progress(done, total)
-        report.splits[split] = sound
+        report.splits[split] = valid
         report.histogram += counts
-        # The labels of a test split may be withheld, as those of Cityscapes are.
-        if sound and split != "test" and not counts[: len(report.classes)].any():
-            report.faults.append(DataError(root, f"no pixel of the split {split} has a label"))
+        # Test labels may be withheld, as in Cityscapes.
+        if valid and split != "test" and not counts[: len(report.classes)].any():
+            report.faults.append(DataError(root, f"split {split} has no labeled pixels"))
     return report
 
 
 def _read(source: PairedFiles, index: int) -> NDArray[np.int64] | DataError:
-    """The class histogram of one sample at its own size, or what is wrong with it."""
+    """Return the class histogram of a sample at its native size, or its error."""
     try:
         return np.bincount(source.read(index, source.native).labels.ravel(), minlength=256)
     except DataError as fault:
         return fault
 
 
-def _usual_size(pairs: list[Pair]) -> tuple[int, int]:
-    """The size that most images have: an odd one out is then a fault, wherever it stands."""
+def _most_common_size(pairs: list[Pair]) -> tuple[int, int]:
+    """Return the size of most images, so that only the outliers are reported."""
     sizes: Counter[tuple[int, int]] = Counter()
     for pair in pairs:
         try:
             sizes[native_size(pair.image)] += 1
         except DataError:
-            continue  # reading it again will report it
+            continue  # reported when the sample is read
     return sizes.most_common(1)[0][0] if sizes else (1, 1)

@@ -1,19 +1,18 @@
-"""Cityscapes in its own layout: leftImg8bit/<split>/<city>/, gtFine/<split>/<city>/.
+"""Cityscapes in its official layout: leftImg8bit/<split>/<city>/, gtFine/<split>/<city>/.
 
-Reads *_gtFine_labelIds.png and *_gtFine_instanceIds.png, in the official splits. Two taxonomies:
-the official 19 training classes, and 14 for ClassNet. The paper does not say which 14; here they
-are the 19 with five kinds of things joined that are alike in shape and use: wall and fence,
-traffic light and traffic sign, truck and bus and train, motorcycle and bicycle.
+Reads *_gtFine_labelIds.png and *_gtFine_instanceIds.png. There are two sets of classes: the
+official 19 training classes, and 14 for ClassNet. The paper does not list its 14 classes. Here they
+are the 19 with similar classes merged: wall and fence; traffic light and traffic sign; truck, bus
+and train; motorcycle and bicycle.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from .files import list_images, native_size
-from .pairs import Pair, PairedFiles
+from .files import Pair, PairedFiles, list_images, native_size
 from .sample import VOID, DataError, Palette, Size
 
-# (name, color, the id in labelIds files), in the order of the official training ids
+# (name, color, id in the labelIds files), in the order of the official training ids
 _OFFICIAL = (
     ("road", (128, 64, 128), 7),
     ("sidewalk", (244, 35, 232), 8),
@@ -37,9 +36,9 @@ _OFFICIAL = (
 )
 CLASSES = tuple(name for name, _, _ in _OFFICIAL)
 PALETTE: Palette = tuple(color for _, color, _ in _OFFICIAL)
-LABEL_IDS = 34  # 0 to 33; those that are no training class are void
+LABEL_IDS = 34  # 0 to 33; ids without a training class are void
 
-_JOINED = {
+_MERGED = {
     "fence": "wall",
     "traffic sign": "traffic light",
     "bus": "truck",
@@ -52,7 +51,7 @@ _NEW_NAMES = {
     "truck": "large vehicle",
     "motorcycle": "two-wheeler",
 }
-_KEPT = tuple(name for name in CLASSES if name not in _JOINED)
+_KEPT = tuple(name for name in CLASSES if name not in _MERGED)
 CLASSES_14 = tuple(_NEW_NAMES.get(name, name) for name in _KEPT)
 PALETTE_14: Palette = tuple(PALETTE[CLASSES.index(name)] for name in _KEPT)
 
@@ -60,7 +59,7 @@ SPLITS = ("train", "val", "test")
 
 
 def open_cityscapes(root: Path, split: str, classes: int = 19) -> PairedFiles:
-    """One split of the Cityscapes folder `root`, in 19 or 14 classes."""
+    """Open one split of the Cityscapes folder `root`, with 19 or 14 classes."""
     pairs, faults = find_pairs(root, split)
     if faults:
         raise faults[0]
@@ -74,7 +73,7 @@ def from_pairs(split: str, pairs: Sequence[Pair], native: Size, classes: int = 1
 
 
 def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
-    """The images of a split with labels and instances, and a fault for each file that has not."""
+    """Pair the images of a split with their labels, and list an error for each unpaired file."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     cities, faults = _cities(root / "leftImg8bit" / split)
@@ -89,14 +88,14 @@ def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
             instances = truth / f"{stem}_gtFine_instanceIds.png"
             missing = [path for path in (labels, instances) if not path.is_file()]
             faults += [
-                DataError(image, f"has no label: expected {path.relative_to(root)}")
+                DataError(image, f"has no label, expected {path.relative_to(root)}")
                 for path in missing
             ]
             if not missing:
                 pairs.append(Pair(image, labels, instances))
     found = {pair.labels for pair in pairs}
     faults += [
-        DataError(labels, f"labels without a complete image in leftImg8bit/{split}/")
+        DataError(labels, f"label without a complete image in leftImg8bit/{split}/")
         for labels in sorted((root / "gtFine" / split).glob("*/*_gtFine_labelIds.png"))
         if labels not in found
     ]
@@ -105,24 +104,24 @@ def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
 
 def _cities(folder: Path) -> tuple[list[Path], list[DataError]]:
     if not folder.is_dir():
-        return [], [DataError(folder, "there is no such folder")]
+        return [], [DataError(folder, "no such folder")]
     entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     cities = [p for p in entries if p.is_dir()]
-    faults = [DataError(p, "not in a city's folder") for p in entries if not p.is_dir()]
-    return cities, faults if entries else [DataError(folder, "no cities in this folder")]
+    faults = [DataError(p, "not in the folder of a city") for p in entries if not p.is_dir()]
+    return cities, faults if entries else [DataError(folder, "no city folders in this folder")]
 
 
 def class_of_label_id(classes: int) -> tuple[tuple[int, int], ...]:
-    """(label id, class id) for every label id of the files, -1 (as 255) included."""
+    """Return (label id, class id or VOID) for every label id, including -1 (stored as 255)."""
     if classes not in (19, 14):
-        raise ValueError(f"Cityscapes has 19 or 14 classes here, not {classes}")
+        raise ValueError(f"classes must be 19 or 14, got {classes}")
     table = dict.fromkeys([*range(LABEL_IDS), 255], VOID)
     for train_id, (name, _, label_id) in enumerate(_OFFICIAL):
-        table[label_id] = train_id if classes == 19 else _KEPT.index(_JOINED.get(name, name))
+        table[label_id] = train_id if classes == 19 else _KEPT.index(_MERGED.get(name, name))
     return tuple(table.items())
 
 
 def splits_in(root: Path) -> list[str]:
-    """The splits of which there are images or labels; none if this is not Cityscapes."""
+    """List the splits that have a folder; empty if this is not Cityscapes."""
     trees = (root / "leftImg8bit", root / "gtFine")
     return [s for s in SPLITS if any((tree / s).is_dir() for tree in trees)]

@@ -1,47 +1,113 @@
-"""Images and labels from files: read, resized, and refused with the file's name if they are bad."""
+"""Read images and label maps from files. CamVid and Cityscapes share this code."""
 
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .sample import DataError, Size
+from .sample import VOID, DataError, Palette, Sample, Size, covering
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+# Pillow modes with at most 8 bits per channel. Others lose values in the conversion to RGB.
+EIGHT_BIT_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
+_UNKNOWN = 254  # marks ids without a class in the lookup table
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of one sample."""
+
+    image: Path
+    labels: Path
+    instances: Path | None = None
+
+    @property
+    def maps(self) -> tuple[Path, ...]:
+        return (self.labels,) if self.instances is None else (self.labels, self.instances)
+
+
+@dataclass(frozen=True)
+class PairedFiles:
+    """A `Source` of image and label files. A table maps the ids in the files to classes."""
+
+    name: str
+    classes: tuple[str, ...]
+    palette: Palette
+    pairs: tuple[Pair, ...]
+    class_of: tuple[tuple[int, int], ...]  # (id in the file, class id or VOID)
+    native: Size  # of every image
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def origin(self) -> str:
+        return str(self.pairs[0].image.parent.resolve()) if self.pairs else ""
+
+    def fingerprint(self) -> str:
+        files = [path for pair in self.pairs for path in (pair.image, *pair.maps)]
+        return fingerprint(files, salt=repr(self.class_of))
+
+    def read(self, index: int, size: Size) -> Sample:
+        pair = self.pairs[index]
+        own = native_size(pair.image, *pair.maps)
+        if own != self.native:
+            (h, w), (own_h, own_w) = self.native, own
+            raise DataError(pair.image, f"size {own_h}x{own_w}, but other images have {h}x{w}")
+        size = covering(own, size)
+        image = read_image(pair.image, size)
+        labels = self._to_classes(pair.labels, read_ids(pair.labels, size))
+        if pair.instances is None:
+            return Sample(image, labels, labels.astype(np.uint16))
+        ids = read_ids(pair.instances, size)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high > np.iinfo(np.uint16).max:
+            raise DataError(
+                pair.instances, f"instance ids from {low} to {high}, expected 0 to 65535"
+            )
+        return Sample(image, labels, ids.astype(np.uint16))
+
+    def _to_classes(self, path: Path, ids: NDArray[np.int32]) -> NDArray[np.uint8]:
+        table = np.full(256, _UNKNOWN, np.uint8)
+        for file_id, class_id in self.class_of:
+            table[file_id] = class_id
+        labels = table[ids.clip(0, 255)]
+        bad = (labels == _UNKNOWN) | (ids < 0) | (ids > 255)
+        if bad.any():
+            known = sorted(i for i, _ in self.class_of if i != VOID)
+            worst = ids[bad].max()
+            raise DataError(
+                path,
+                f"class id {worst} in {(ids == worst).sum()} pixels, "
+                f"expected {known[0]} to {known[-1]}, or {VOID} for void",
+            )
+        return labels
 
 
 def open_image(path: Path) -> Image.Image:
-    """The file, decoded whole: a truncated one fails here and not later."""
+    """Open an image and decode it completely, so that a truncated file fails here."""
     with _readable(path), Image.open(path) as image:
         image.load()
     return image
 
 
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Pillow's many ways to refuse a file, as one error that names it."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise DataError(path, "there is no such file") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(path, f"not a readable image ({error})") from error
-
-
-# Pillow's modes of at most 8 bits a channel; in others values are lost on the way to RGB.
-EIGHT_BITS = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
-NOT_TAKEN = "expected a gray, RGB or CMYK image of 8 bits a channel, got {}"
+def check_eight_bit(image: Image.Image, path: Path) -> None:
+    """Raise DataError unless the image has at most 8 bits per channel."""
+    if image.mode not in EIGHT_BIT_MODES:
+        raise DataError(
+            path, f"expected a gray, RGB or CMYK image of 8 bits per channel, got {image.mode}"
+        )
 
 
 def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
-    """An RGB image (H, W, 3), resized with antialiasing."""
+    """Read an RGB image (H, W, 3), resized with antialiasing."""
     image = open_image(path)
-    if image.mode not in EIGHT_BITS:
-        raise DataError(path, NOT_TAKEN.format(image.mode))
+    check_eight_bit(image, path)
     image = image.convert("RGB")
     if image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
@@ -49,7 +115,7 @@ def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
 
 
 def read_ids(path: Path, size: Size | None = None) -> NDArray[np.int32]:
-    """A map of integer ids (H, W) from an image of one channel, resized to the nearest."""
+    """Read integer ids (H, W) from a single-channel image, resized by nearest neighbor."""
     image = open_image(path)
     if image.mode not in ("L", "P", "I", "I;16"):
         raise DataError(path, f"expected one channel of integer ids, got {image.mode}")
@@ -59,7 +125,7 @@ def read_ids(path: Path, size: Size | None = None) -> NDArray[np.int32]:
 
 
 def native_size(image: Path, *maps: Path) -> Size:
-    """Height and width of an image, which must be those of its maps too."""
+    """Return the size of an image; raise DataError if a label map has a different size."""
     size = _size(image)
     for path in maps:
         if _size(path) != size:
@@ -73,10 +139,21 @@ def _size(path: Path) -> Size:
         return opened.height, opened.width
 
 
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn Pillow's exceptions into a DataError that names the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(path, "no such file") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(path, f"not a readable image ({error})") from error
+
+
 def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
-    """The images of a folder, sorted by name, and a fault for whatever else lies there."""
+    """List the images of a folder by name, and an error for each other file."""
     if not folder.is_dir():
-        return [], [DataError(folder, "there is no such folder")]
+        return [], [DataError(folder, "no such folder")]
     entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     images = [p for p in entries if p.suffix.lower() in IMAGE_SUFFIXES]
     known = ", ".join(IMAGE_SUFFIXES)
@@ -85,12 +162,12 @@ def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
 
 
 def fingerprint(paths: Iterable[Path], salt: str) -> str:
-    """A digest of names, sizes and times of change."""
+    """Hash the names, sizes and modification times of files."""
     digest = hashlib.sha256(salt.encode())
     for path in paths:
         try:
             status = path.stat()
         except FileNotFoundError:
-            raise DataError(path, "there is no such file") from None
+            raise DataError(path, "no such file") from None
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:16]

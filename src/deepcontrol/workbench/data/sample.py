@@ -1,32 +1,32 @@
-"""What a labeled image is here, and where such images come from."""
+"""The sample format and the interface of a dataset split."""
 
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-VOID = 255  # the label of pixels that count nowhere
+VOID = 255  # label of unlabeled pixels; losses and metrics ignore them
 
 Size = tuple[int, int]  # height, width
 Palette = tuple[tuple[int, int, int], ...]
 
 
 class Sample(NamedTuple):
-    """One image with its labels, at one size H x W."""
+    """One image with its labels, all of the same height and width."""
 
     image: NDArray[np.uint8]  # (H, W, 3), RGB
-    labels: NDArray[np.uint8]  # (H, W), class ids, or VOID
-    segments: NDArray[np.uint16]  # (H, W), an id for each instance, or region where there are none
+    labels: NDArray[np.uint8]  # (H, W), class ids or VOID
+    segments: NDArray[np.uint16]  # (H, W), instance ids; class ids without instances
 
 
 class Source(Protocol):
-    """A split of a data set: labeled images that can be had one by one, at any size."""
+    """A split of a dataset, read sample by sample at any size."""
 
     @property
-    def name(self) -> str: ...  # of data set and split: "camvid-train"
+    def name(self) -> str: ...  # dataset and split, as in "camvid-train"
 
     @property
-    def origin(self) -> str: ...  # which copy of the data set: its folder, its seed
+    def origin(self) -> str: ...  # identifies the copy of the dataset: its folder or its seed
 
     @property
     def classes(self) -> tuple[str, ...]: ...
@@ -37,16 +37,16 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def fingerprint(self) -> str:
-        """A string that changes whenever a sample would."""
+        """Return a digest that changes when any sample changes."""
         ...
 
     def read(self, index: int, size: Size) -> Sample:
-        """The sample, resized to cover `size`; all samples of a source come out equally large."""
+        """Read a sample, resized to cover `size`. All samples of a source get the same size."""
         ...
 
 
 class DataError(ValueError):
-    """Something is wrong with one file: which, and what."""
+    """A file or folder of a dataset is invalid. The message starts with its path."""
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -57,7 +57,7 @@ class DataError(ValueError):
 
 
 def covering(native: Size, size: Size) -> Size:
-    """The size of an image scaled, aspect kept, until it covers `size`.
+    """Return the smallest size that covers `size` and keeps the aspect ratio of `native`.
 
     >>> covering(native=(1024, 2048), size=(256, 512)), covering((384, 512), (256, 512))
     ((256, 512), (384, 512))

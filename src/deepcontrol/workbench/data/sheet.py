@@ -1,4 +1,4 @@
-"""A contact sheet: samples beside their labels in the palette's colors, to be looked at."""
+"""Draw a contact sheet of samples and their colored labels."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +10,13 @@ from .sample import Palette, Size, Source
 def contact_sheet(
     source: Source, count: int, size: Size, columns: int = 3, first: int = 0
 ) -> Image.Image:
-    """Samples from `first` on, each an image with its colored labels to the right of it."""
+    """Draw `count` samples from `first` on, each with its colored labels on the right."""
     tiles = []
     for index in range(first, min(first + count, len(source))):
         sample = source.read(index, size)
         tiles.append(np.hstack([sample.image, colored(sample.labels, source.palette)]))
     if not tiles:
-        raise ValueError(f"{source.name} has {len(source)} samples, none from {first} on")
+        raise ValueError(f"no sample {first} in {source.name}, which has {len(source)} samples")
     height, width, _ = tiles[0].shape
     rows = -(-len(tiles) // columns)
     sheet = np.full((rows * (height + 2) - 2, columns * (width + 2) - 2, 3), 255, np.uint8)
@@ -27,7 +27,7 @@ def contact_sheet(
 
 
 def colored(labels: NDArray[np.uint8], palette: Palette) -> NDArray[np.uint8]:
-    """Labels (H, W) as colors (H, W, 3); void is black."""
+    """Map labels (H, W) to colors (H, W, 3). VOID is black."""
     table = np.zeros((256, 3), np.uint8)
     table[: len(palette)] = palette
     return table[labels]

@@ -1,4 +1,4 @@
-"""Networks of a run for devices: ONNX, torch.export and ExecuTorch, each checked as it is made."""
+"""`deepcontrol export`: write the network of a run as ONNX, torch.export or ExecuTorch file."""
 
 from .command import Export, run_export
 

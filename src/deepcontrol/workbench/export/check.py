@@ -1,39 +1,53 @@
-"""Whether an exported file computes what the network does."""
+"""Compare an exported file with its network: on random images and on the validation set."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from .program import Shape, Sizes, as_tuple
+from ..data import VOID, Batches
+from ..metrics import ConfusionMatrix
+from ..sizes import Size
+from ..train.evaluate import forward_in_windows
+from .program import Runner, Shape, Sizes, as_tuple
 
-TOLERANCE = 1e-4  # of the largest output, or of 1 if that is larger
-# Where two values of a pooling window are equal up to rounding, SegNet's decoder may put what was
-# pooled at the other: outputs nearby differ although nothing is wrong. That is rare, and a fault
-# is not, so each size may have so many inputs until one agrees.
+TOLERANCE = 1e-4  # relative to the largest output, or absolute if that is below 1
+# If two values of a pooling window are equal up to rounding, SegNet may unpool to the other
+# position, and nearby outputs differ without an error in the file. This is rare, so each shape is
+# tried with several inputs until one agrees.
 ATTEMPTS = 3
 
-Runner = Callable[[Tensor], tuple[Tensor, ...]]  # images (N, 3, H, W) to outputs
 
-
-class DisagreementError(ValueError):
-    """An exported file does not compute what the network does."""
+class MismatchError(ValueError):
+    """The outputs of an exported file differ from those of the network."""
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How far a file's outputs are from the network's, on random images of some shapes."""
+class Comparison:
+    """Differences between a file and its network on random images."""
 
-    difference: float  # the largest, of all shapes
+    difference: float  # largest over all shapes
     shapes: list[Shape]
-    passed_over: list[float]  # differences on inputs that were given up for another
+    rejected: list[float]  # differences on inputs that were replaced by another
 
 
-def check(run: Runner, model: nn.Module, sizes: Sizes) -> Agreement:
-    """Run both on random images of each shape; DisagreementError if they disagree."""
+@dataclass(frozen=True)
+class Accuracy:
+    """Accuracy of an exported network on the validation set."""
+
+    pixel_error: float  # share of wrong pixels, as in `deepcontrol eval`
+    relabeled: float  # share of labeled pixels with another class than the reference network
+
+
+def check(run: Runner, model: nn.Module, sizes: Sizes) -> Comparison:
+    """Compare a file with its network on random images of each shape of `sizes.checked`.
+
+    Raises:
+        MismatchError: The outputs differ by more than TOLERANCE.
+    """
     generator = torch.Generator().manual_seed(0)
-    differences, passed_over = [], []
+    differences, rejected = [], []
     for shape in sizes.checked:
         attempts = (
             difference(run, model, torch.randn(shape, generator=generator)) for _ in range(ATTEMPTS)
@@ -45,17 +59,17 @@ def check(run: Runner, model: nn.Module, sizes: Sizes) -> Agreement:
                 break
         else:
             n, _, height, width = shape
-            raise DisagreementError(
-                f"the exported network differs from torch by {min(seen):.1e} of its outputs on "
-                f"{n} images of {height}x{width}, more than {TOLERANCE:.0e}: nothing was written"
+            raise MismatchError(
+                f"the exported network differs from torch by {min(seen):.1e} on {n} images of "
+                f"{height}x{width}, expected at most {TOLERANCE:.0e}: no file was written"
             )
         differences.append(seen[-1])
-        passed_over += seen[:-1]
-    return Agreement(max(differences), sizes.checked, passed_over)
+        rejected += seen[:-1]
+    return Comparison(max(differences), sizes.checked, rejected)
 
 
 def difference(run: Runner, model: nn.Module, images: Tensor) -> float:
-    """The largest difference of any output, in units of the largest output or of 1."""
+    """Return the largest difference of any output, divided by the largest output or by 1."""
     with torch.no_grad():
         expected = as_tuple(model(images))
     found = run(images)
@@ -66,3 +80,27 @@ def difference(run: Runner, model: nn.Module, images: Tensor) -> float:
         for a, b in zip(found, expected, strict=True)
     ]
     return torch.stack(parts).max().nan_to_num(nan=float("inf")).item()
+
+
+def compare_accuracy(runs: Mapping[str, Runner], batches: Batches) -> dict[str, Accuracy]:
+    """Measure several networks on the same images. The first one is the reference."""
+    classes = len(batches.cache.classes)
+    against_labels = {name: ConfusionMatrix(classes) for name in runs}
+    against_first = {name: ConfusionMatrix(classes) for name in runs}
+    for batch in batches.epoch():
+        reference = None
+        for name, run in runs.items():
+            predicted = run(batch.images)[0].argmax(1)
+            if reference is None:
+                reference = predicted.masked_fill(batch.labels == VOID, VOID)
+            against_labels[name].update(predicted, batch.labels)
+            against_first[name].update(predicted, reference)
+    return {
+        name: Accuracy(against_labels[name].pixel_error, against_first[name].pixel_error)
+        for name in runs
+    }
+
+
+def in_windows(run: Runner, size: Size | None) -> Runner:
+    """Run on windows of `size` and join the class logits. None runs on whole images."""
+    return lambda images: (forward_in_windows(lambda seen: run(seen)[0], images, size),)

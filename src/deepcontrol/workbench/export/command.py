@@ -1,5 +1,6 @@
-"""`deepcontrol export`: the network of a run as a file for a device."""
+"""The command `deepcontrol export`, and the JSON description beside the exported file."""
 
+import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,79 +12,95 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ... import __version__
 from ...convert import calibrate, fold
+from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..predict.network import Network, load_network
+from ..runfolder import write_atomic
 from ..sizes import Size
 from ..train.config import Train, load_config
-from .accuracy import Accuracy, compare, in_windows
-from .check import Agreement, Runner, check
-from .describe import describe, output_names, write_description
+from .check import TOLERANCE, Accuracy, Comparison, check, compare_accuracy, in_windows
 from .images import RunImages
 from .int8 import quantize
-from .packages import require
-from .program import Sizes, as_tuple, sizes_of, trace
-from .targets import TARGETS, TargetName
+from .program import AXES, INPUT, Runner, Sizes, as_tuple, sizes_of, trace
+from .targets import TARGETS, TargetName, require, versions
 
 Accuracies = dict[str, Accuracy]
+
+_MEANING = {
+    "classes": "logits; the argmax along axis 1 is the class of the pixel",
+    "contour": "logits; above 0, the pixel is on the boundary of an instance",
+}
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write the network of a run as a file for a device, and check it.
+    """Export the network of a run to a file, and check the file.
 
-    Each AGC (automatic gain control) neuron becomes a convolution with a computed bias first. The
-    file is then run on random images of two shapes. If an output is further from torch's than 1e-4
-    of the largest (or of 1), nothing is written and the exit code is 1. A JSON file beside it says
-    what a developer must know: names, sizes, how pixels become inputs, in which windows a network
-    that learned from crops is to be used, the classes.
+    AGC (automatic gain control) layers are folded: each becomes a convolution with a computed bias.
+    The exported file runs on random images of two shapes. If its outputs differ from torch by more
+    than 1e-4 (relative to the largest output, or absolute if that is below 1), no file is written
+    and the exit code is 1. A JSON file beside the export describes its inputs, outputs and classes.
 
-    Batch, height and width stay open: sides of 64 pixels or more for segnet, multiples of 128 from
-    256 on for classnet. executorch plans its memory ahead, so it has one image of one size.
+    The options --fixed-means and --int8 change the outputs. The pixel error on the validation set
+    is printed before and after.
+
+    Batch size, height and width are dynamic. The height and width must be at least 64 for segnet,
+    and multiples of 128 from 256 on for classnet. executorch supports one image of one size.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """The run folder."""
+    """Run folder."""
     to: TargetName = "onnx"
-    """ONNX, torch.export's own file, or ExecuTorch. The first and the last need an extra."""
-    out: Path | None = None
-    """The file to write; `export/` in the run folder unless told otherwise."""
+    """File format. exported is a torch.export file; the others need an extra."""
+    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: in RUN/export)")] = None
+    """Output file."""
     checkpoint: Literal["best", "last"] = "best"
-    """Which of the run's networks."""
+    """Checkpoint to load."""
     fold: bool = True
-    """Fold AGC; without, the means are taken of each convolution's output."""
+    """Fold AGC into the convolutions."""
     fixed_means: bool = False
-    """Fix AGC's means to those of training images: plain convolutions, no longer the same function.
-    What that costs is measured on the run's validation images."""
+    """Replace the means of AGC by constants from training images. Changes the outputs."""
     int8: bool = False
-    """onnx: convolutions in eight bits, their ranges from training images. What that costs is
-    measured on the run's validation images."""
-    size: Size | None = None
-    """executorch: the image's size; that of training unless told otherwise."""
-    data_root: Path | None = None
-    """The data set's folder for --fixed-means and --int8, if it is not where it was in training."""
+    """Quantize the convolutions to int8, calibrated on training images (onnx only)."""
+    size: Annotated[
+        Size | None, tyro.conf.arg(help_behavior_hint="(default: the training size)")
+    ] = None
+    """Image size (executorch only)."""
+    data_root: Annotated[
+        Path | None, tyro.conf.arg(help_behavior_hint="(default: the folder used in training)")
+    ] = None
+    """Dataset folder for --fixed-means and --int8."""
 
 
 def run_export(command: Export, console: Console) -> int:
-    """Write the file and its description; raises, and leaves nothing, if it is not right."""
+    """Export, check and describe a network. Returns the exit code.
+
+    Raises:
+        ValueError: The options contradict each other, or the file fails the check. No file is left.
+    """
     target = TARGETS[command.to]
     config, _ = load_config(command.run)
-    _refuse_contradictions(command, config)
+    _check_options(command, config)
     if target.extra is not None:
         require(f"--to {command.to}", target.extra)
     network = load_network(command.run, command.checkpoint, torch.device("cpu"))
     sizes = sizes_of(network.model, (command.size or config.size) if target.fixed_size else None)
-    if command.int8 and not sizes.take(config.size):
-        raise ValueError(f"--int8 runs the file on the run's images, and it takes {sizes}")
+    if command.int8 and not sizes.accept(config.size):
+        raise ValueError(
+            f"--int8 needs the image size of the run ({config.size[0]}x{config.size[1]}), but the "
+            f"exported network accepts only {sizes}: export without --int8"
+        )
     out = command.out or command.run / "export" / f"{_name(command, config)}{target.suffix}"
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as folder:
         file = Path(folder) / f"model{target.suffix}"
         images = RunImages(config, command.data_root)
-        agreement, accuracies = _write(
+        comparison, accuracies = _write(
             command, network, sizes, output_names(config.model), images, file
         )
         file.replace(out)
-    description = describe(out.name, command.to, config.model, network, sizes, agreement) | {
+    description = describe(out.name, command.to, config.model, network, sizes, comparison) | {
         "checkpoint": command.checkpoint,
         "folded": network.norm == "agc" and (command.fold or command.fixed_means),
         "fixed_means": command.fixed_means,
@@ -91,24 +108,23 @@ def run_export(command: Export, console: Console) -> int:
         "validation": {name: asdict(accuracy) for name, accuracy in accuracies.items()} or None,
     }
     description["check"]["before_int8"] = command.int8
-    # Open sizes leave the choice to whoever uses the file, and fixed means do not depend on it.
+    # A file with a fixed size has no choice of windows, and fixed means do not depend on them.
     window = None if command.fixed_means or sizes.fixed is not None else network.window
-    description["input"]["seen_in_windows_of"] = None if window is None else list(window)
-    about = out.with_name(f"{out.name}.json")
-    write_description(about, description)
-    _print(console, description, out, agreement, accuracies)
+    description["input"]["window"] = None if window is None else list(window)
+    write_atomic(out.with_name(f"{out.name}.json"), json.dumps(description, indent=2) + "\n")
+    _print(console, description, out, comparison, accuracies)
     return 0
 
 
-def _refuse_contradictions(command: Export, config: Train) -> None:
+def _check_options(command: Export, config: Train) -> None:
     if command.int8 and command.to != "onnx":
-        raise ValueError(f"--int8 is for --to onnx, not for {command.to}")
+        raise ValueError(f"--int8 needs --to onnx, got --to {command.to}")
     if command.size is not None and not TARGETS[command.to].fixed_size:
-        raise ValueError(f"--size is for --to executorch: {command.to} takes images of any size")
+        raise ValueError(f"--size needs --to executorch: {command.to} has dynamic sizes")
     if command.fixed_means and config.norm != "agc":
-        raise ValueError(f"--fixed-means fixes AGC's means, and this run has norm {config.norm}")
+        raise ValueError(f"--fixed-means needs a run with norm agc, got norm {config.norm}")
     if command.fixed_means and not command.fold:
-        raise ValueError("--fixed-means folds AGC: leave --no-fold out")
+        raise ValueError("--fixed-means always folds AGC: remove --no-fold")
 
 
 def _name(command: Export, config: Train) -> str:
@@ -122,8 +138,8 @@ def _write(
     outputs: list[str],
     images: RunImages,
     file: Path,
-) -> tuple[Agreement, Accuracies]:
-    """The file, checked against torch; and what was measured on validation images."""
+) -> tuple[Comparison, Accuracies]:
+    """Write the file, compare it with torch, and measure its accuracy if its outputs changed."""
     target = TARGETS[command.to]
     model = exact = network.model
     if command.fixed_means:
@@ -131,42 +147,95 @@ def _write(
     elif command.fold and network.norm == "agc":
         model = fold(exact)
     target.write(trace(model, sizes), file, outputs)
-    agreement = check(target.run(file), exact, sizes)
+    comparison = check(target.run(file), exact, sizes)
     runs: dict[str, Runner] = {
         "as trained": in_windows(lambda seen: as_tuple(network.model(seen)), images.window)
     }
-    # Fixed means are no longer those of what is seen: such a network looks at whole images.
+    # With fixed means the outputs do not depend on the crop, so whole images are used.
     window = None if command.fixed_means else images.window
     if command.fixed_means:
         runs["fixed means"] = lambda images: as_tuple(exact(images))
     if command.int8:
         quantize(file, images.calibration())
         runs[", ".join([*list(runs)[1:], "int8"])] = in_windows(target.run(file), window)
-    if len(runs) == 1:  # the same function, as was checked
-        return agreement, {}
+    if len(runs) == 1:  # the outputs are unchanged
+        return comparison, {}
     with torch.no_grad():
-        return agreement, compare(runs, images.validation())
+        return comparison, compare_accuracy(runs, images.validation())
+
+
+def output_names(model: str) -> list[str]:
+    """Return the names of a network's outputs."""
+    return ["classes", "contour"] if model == "classnet" else ["classes"]
+
+
+def describe(
+    file: str,
+    target: TargetName,
+    model: str,
+    network: Network,
+    sizes: Sizes,
+    comparison: Comparison,
+) -> dict[str, Any]:
+    """Describe inputs, outputs, classes and check results of an exported file for its users."""
+    batch, height, width = AXES.values() if sizes.fixed is None else (1, *sizes.fixed)
+    channels = {"classes": len(network.classes), "contour": 1}
+    return {
+        "file": file,
+        "target": target,
+        "model": model,
+        "norm": network.norm,
+        "input": {
+            "name": INPUT,
+            "dtype": "float32",
+            "shape": [batch, 3, height, width],
+            "channels": "RGB",
+            "smallest_side": sizes.smallest if sizes.fixed is None else None,
+            "sides_are_multiples_of": sizes.step,
+            "normalization": "(pixel - mean) / std, for pixels of 0 to 255",
+            "mean": [PIXEL_MEAN] * 3,
+            "std": [PIXEL_STD] * 3,
+        },
+        "outputs": [
+            {
+                "name": name,
+                "dtype": "float32",
+                "shape": [batch, channels[name], height, width],
+                "meaning": _MEANING[name],
+            }
+            for name in output_names(model)
+        ],
+        "classes": list(network.classes),
+        "colors": [list(color) for color in network.palette],
+        "check": {
+            "largest_difference_to_torch": comparison.difference,
+            "rejected_differences": comparison.rejected,
+            "tolerance": TOLERANCE,
+            "shapes": [list(shape) for shape in comparison.shapes],
+        },
+        "versions": {"deepcontrol": __version__, **versions(TARGETS[target].extra)},
+    }
 
 
 def _print(
     console: Console,
     description: dict[str, Any],
     out: Path,
-    agreement: Agreement,
+    comparison: Comparison,
     accuracies: Accuracies,
 ) -> None:
-    shapes = " and ".join("x".join(map(str, shape)) for shape in agreement.shapes)
+    shapes = " and ".join("x".join(map(str, shape)) for shape in comparison.shapes)
     before = " before int8" if description["int8"] else ""
-    said = (
-        f"{out}: {out.stat().st_size / 2**20:.1f} MiB, described in {out.name}.json; largest "
-        f"difference to torch{before} {agreement.difference:.1e} (on {shapes})"
+    line = (
+        f"{out}: {out.stat().st_size / 2**20:.1f} MiB, description in {out.name}.json; largest "
+        f"difference from torch{before} {comparison.difference:.1e} (on {shapes})"
     )
-    if agreement.passed_over:
-        worst = f"{max(agreement.passed_over):.1e}"
-        said += f"; {len(agreement.passed_over)} other inputs were passed over, up to {worst}"
-    console.print(escape(said), highlight=False, soft_wrap=True)
+    if comparison.rejected:
+        worst = f"{max(comparison.rejected):.1e}"
+        line += f"; {len(comparison.rejected)} inputs rejected with differences up to {worst}"
+    console.print(escape(line), highlight=False, soft_wrap=True)
     if accuracies:
-        table = Table("validation images", "wrong pixels %", "labeled otherwise %")
+        table = Table("network", "validation pixel error %", "relabeled pixels %")
         for name, accuracy in accuracies.items():
             shares = (accuracy.pixel_error, accuracy.relabeled)
             table.add_row(name, *(f"{100 * share:.2f}" for share in shares))

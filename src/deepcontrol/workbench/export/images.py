@@ -1,4 +1,4 @@
-"""Images of a run's data: for ranges and means some of training, for errors those of validation."""
+"""Images of the dataset of a run, for calibration and for validation."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,35 +9,36 @@ from torch import Tensor
 from ..data import Batches, open_source, prepare
 from ..sizes import Size
 from ..train.config import Train
-from ..train.windows import views
+from ..train.evaluate import split_windows
 
-CALIBRATION = 64  # images of training, or all of them if they are fewer
+CALIBRATION_IMAGES = 64  # at most
 
 
 class RunImages:
-    """One at a time and as the network sees them, none of them augmented."""
+    """Images of a run's dataset as the network sees them, one at a time, without augmentation."""
 
     def __init__(self, config: Train, data_root: Path | None = None) -> None:
         self._config = config if data_root is None else replace(config, data_root=data_root)
 
     def calibration(self) -> Iterator[Tensor]:
-        """Images (1, 3, H, W) of training, or windows of them if it saw crops of such a size.
+        """Iterate over training images (1, 3, H, W), in windows if the run evaluates in windows.
 
-        Validation images stay unseen until they measure.
+        Validation images are not used, so that they can measure the result.
         """
         config = self._config
         source = open_source(config.data, "train", config.data_root, config.train_limit)
-        limit = min(CALIBRATION, len(source))
+        limit = min(CALIBRATION_IMAGES, len(source))
         source = open_source(config.data, "train", config.data_root, limit)
         for batch in Batches(prepare(source, config.size), 1).epoch():
-            yield from views(batch.images, config.window)
+            yield from split_windows(batch.images, config.window)
 
     @property
     def window(self) -> Size | None:
-        """In which validation images are to be seen, if they are larger."""
+        """Window size for larger images; None to use whole images."""
         return self._config.window
 
     def validation(self) -> Batches:
+        """Return the validation set with batch size 1."""
         config = self._config
         source = open_source(config.data, "val", config.data_root, config.val_limit)
         return Batches(prepare(source, config.size), 1)

@@ -1,4 +1,4 @@
-"""Convolutions in eight bits, by ONNX Runtime's static quantization."""
+"""Quantize an ONNX file to int8 with the static quantization of ONNX Runtime."""
 
 import logging
 from collections.abc import Iterator
@@ -11,12 +11,15 @@ from .program import INPUT
 
 
 def quantize(path: Path, images: Iterator[Tensor]) -> None:
-    """Put the inputs and filters of a network's convolutions in eight bits, in its file.
+    """Quantize the convolutions of an ONNX file to int8, in place.
 
-    Ranges are those met on the images. Filters have one scale for each output channel. Everything
-    between the convolutions stays fp32, and so do the means of folded neurons: they are sums over
-    a whole map, so their eight bits would shift all of it. They are those of the filters in eight
-    bits, which is what they correct.
+    The ranges of inputs come from the images. Filters have one scale per output channel. All other
+    ops stay in fp32. The convolutions that compute the means of folded AGC layers also stay in
+    fp32, because an error of a mean shifts the whole feature map. They use the quantized filters.
+
+    Args:
+        path: ONNX file, overwritten.
+        images: Calibration images (1, 3, H, W).
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -24,7 +27,7 @@ def quantize(path: Path, images: Iterator[Tensor]) -> None:
     prepared = path.with_name(f"prepared-{path.name}")
     root = logging.getLogger()
     before = root.level
-    root.setLevel(logging.ERROR)  # the quantizer warns through the root of all loggers
+    root.setLevel(logging.ERROR)  # the quantizer logs warnings to the root logger
     try:
         quant_pre_process(path, prepared, skip_symbolic_shape=True)
         quantize_static(
@@ -36,7 +39,7 @@ def quantize(path: Path, images: Iterator[Tensor]) -> None:
             activation_type=QuantType.QUInt8,  # with QInt8, ONNX Runtime on x86 convolves in fp32
             weight_type=QuantType.QInt8,
             op_types_to_quantize=["Conv"],
-            nodes_to_exclude=_convolutions_of_means(prepared),
+            nodes_to_exclude=_mean_convolutions(prepared),
         )
     finally:
         root.setLevel(before)
@@ -44,7 +47,7 @@ def quantize(path: Path, images: Iterator[Tensor]) -> None:
 
 
 class _Reader:
-    """Images as the calibration asks for them, one at a time."""
+    """Calibration data reader of ONNX Runtime."""
 
     def __init__(self, images: Iterator[Tensor]) -> None:
         self._images = images
@@ -54,14 +57,14 @@ class _Reader:
         return None if image is None else {INPUT: image.contiguous().numpy()}
 
 
-def _convolutions_of_means(path: Path) -> list[str]:
-    """The nodes that make a map's mean of its input's window sums, divided by their count."""
+def _mean_convolutions(path: Path) -> list[str]:
+    """List the convolutions of window means (sums divided by their count), which fold adds."""
     import onnx
 
     graph = onnx.load(path).graph
-    made_by = {name: node.op_type for node in graph.node for name in node.output}
+    producer = {name: node.op_type for node in graph.node for name in node.output}
     return [
         node.name
         for node in graph.node
-        if node.op_type == "Conv" and made_by.get(node.input[0]) == "Div"
+        if node.op_type == "Conv" and producer.get(node.input[0]) == "Div"
     ]

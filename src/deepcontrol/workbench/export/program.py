@@ -1,7 +1,7 @@
-"""A network as a graph of torch's own ops, with batch, height and width left open."""
+"""Trace a network with torch.export, with dynamic batch size, height and width."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,39 +14,40 @@ from ..models import ClassNet
 from ..sizes import Size
 
 INPUT = "images"
-AXES = {0: "batch", 2: "height", 3: "width"}  # which are left open
+AXES = {0: "batch", 2: "height", 3: "width"}  # dynamic axes
 Shape = tuple[int, int, int, int]  # (N, 3, H, W)
+Runner = Callable[[Tensor], tuple[Tensor, ...]]  # images (N, 3, H, W) to outputs
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The images that an exported network takes: all from a smallest size on, or those of one.
+    """Image sizes that an exported network accepts.
 
-    The smallest leaves at least two rows and columns of the deepest map, because torch.export
-    takes a size of 1 for a constant.
+    The deepest feature map must have at least two rows and columns, because torch.export treats a
+    size of 1 as a constant.
     """
 
-    smallest: int  # pixels a side
-    step: int  # sides are multiples of it
-    fixed: Size | None = None  # then the batch is 1
+    smallest: int  # smallest height and width, in pixels
+    step: int  # height and width are multiples of it
+    fixed: Size | None = None  # the only size, with batch size 1; None for dynamic sizes
 
     @property
     def traced(self) -> Shape:
-        """The shape that the graph is traced with: no two of its sizes are the same."""
+        """Shape of the example input. Its sizes differ, so that tracing does not equate them."""
         if self.fixed is not None:
             return (1, 3, *self.fixed)
         return (2, 3, 3 * self.smallest // 2, 2 * self.smallest)
 
     @property
     def checked(self) -> list[Shape]:
-        """Shapes to try the result with: other ones, with odd sides where those are allowed."""
+        """Shapes for the check: not the traced one, and with odd sides if allowed."""
         if self.fixed is not None:
             return [self.traced]
         side, step = self.smallest, self.step
         return [(1, 3, side, side), (3, 3, side + (step if step > 1 else 13), side + step)]
 
-    def take(self, size: Size) -> bool:
-        """Whether images of that size can be run."""
+    def accept(self, size: Size) -> bool:
+        """Return whether the exported network accepts images of this size."""
         return all(side >= self.smallest and side % self.step == 0 for side in size)
 
     def __str__(self) -> str:
@@ -54,7 +55,7 @@ class Sizes:
         return f"sides of at least {self.smallest} pixels{multiples}"
 
     def dynamic_shapes(self) -> dict[int, Any] | None:
-        """As torch.export wants them; None if nothing is left open."""
+        """Return the dynamic shapes for torch.export; None if the size is fixed."""
         if self.fixed is not None:
             return None
         smallest = self.smallest // self.step
@@ -64,29 +65,36 @@ class Sizes:
 
 
 def sizes_of(model: nn.Module, fixed: Size | None = None) -> Sizes:
-    """The sizes that a network can be exported for; ValueError if the fixed one is none of them.
+    """Return the sizes that a network can be exported for.
 
-    ClassNet pads its images to a multiple, and by how much must be known when it is traced.
+    ClassNet accepts only multiples of its stride, because its padding is constant in the graph.
+
+    Args:
+        model: SegNet or ClassNet.
+        fixed: The only size to support, for targets without dynamic sizes.
+
+    Raises:
+        ValueError: The network does not accept the fixed size.
     """
-    unit = int(model.unit)  # type: ignore[arg-type]
-    sizes = Sizes(2 * unit, unit if isinstance(model, ClassNet) else 1, fixed)
-    if fixed is not None and not sizes.take(fixed):
+    stride = int(model.total_stride)  # type: ignore[arg-type]
+    sizes = Sizes(2 * stride, stride if isinstance(model, ClassNet) else 1, fixed)
+    if fixed is not None and not sizes.accept(fixed):
         raise ValueError(f"--size: expected {sizes}, got {fixed[0]}x{fixed[1]}")
     return sizes
 
 
 def trace(model: nn.Module, sizes: Sizes) -> ExportedProgram:
-    """The network's graph, with its parameters."""
+    """Trace a network to a graph of torch ops, with its parameters."""
     if isinstance(model, ClassNet):
-        model = _Plain(model)
-    with torch.no_grad(), torch_warnings_ignored():
+        model = _TupleOutputs(model)
+    with torch.no_grad(), ignore_torch_warnings():
         return torch.export.export(
             model, (torch.randn(sizes.traced),), dynamic_shapes=(sizes.dynamic_shapes(),)
         )
 
 
-class _Plain(nn.Module):
-    """ClassNet with a plain tuple of outputs: a file must not need this package to be loaded."""
+class _TupleOutputs(nn.Module):
+    """ClassNet with a plain tuple of outputs: loading the file must not need this package."""
 
     def __init__(self, network: ClassNet) -> None:
         super().__init__()
@@ -97,13 +105,13 @@ class _Plain(nn.Module):
 
 
 def as_tuple(outputs: Any) -> tuple[Tensor, ...]:
-    """A network's outputs: SegNet has one, ClassNet two."""
+    """Return the outputs of SegNet (one) or ClassNet (two) as a tuple."""
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
 @contextmanager
-def torch_warnings_ignored() -> Iterator[None]:
-    """Without the warnings that exporters have for themselves: a user can do nothing about them."""
+def ignore_torch_warnings() -> Iterator[None]:
+    """Ignore deprecation warnings of torch's exporters about their own code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)

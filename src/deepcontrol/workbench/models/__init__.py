@@ -1,4 +1,4 @@
-"""The networks that the paper trained, and two that others are compared on."""
+"""Networks: SegNet and ClassNet of the paper, ResNet-50 and a 3-D U-Net."""
 
 from .blocks import NORMS, Norm
 from .classnet import ClassNet

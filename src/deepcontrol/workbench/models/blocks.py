@@ -1,7 +1,6 @@
-"""The block that every network here is built of: convolution, normalization, activation.
+"""Building block of all networks: convolution, normalization, activation.
 
-A network asks for blocks and does not know which normalization it gets; `conv_block(norm)` is the
-one place that does.
+`conv_block(norm)` is the only place that depends on the kind of normalization.
 """
 
 import math
@@ -12,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import AGCConv2d, AGCConv3d
-from ...ops.maps import accumulate_dtype
+from ...ops.layout import accumulate_dtype
 
 Norm = Literal["agc", "bn", "gn", "in", "frn", "none"]
 NORMS: tuple[str, ...] = get_args(Norm)
 
 
 class Block(Protocol):
-    """Makes a block from maps (N, in_channels, *) to (N, out_channels, *), each side / stride."""
+    """Factory of blocks from (N, in_channels, *) to (N, out_channels, *), with sides / stride."""
 
     def __call__(
         self,
@@ -32,15 +31,17 @@ class Block(Protocol):
 
 
 def conv_block(norm: Norm, dims: Literal[2, 3] = 2) -> Block:
-    """A maker of blocks over maps of 2 or 3 dimensions, for one of the NORMS.
+    """Return a factory of blocks with one kind of normalization.
 
-    frn is for 2 dimensions, and its blocks always end in its own threshold instead of ReLU.
+    Args:
+        norm: One of NORMS. frn has its own activation, a learned threshold, in place of ReLU.
+        dims: Dimensions of the feature maps, 2 or 3. frn supports only 2.
     """
     if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}: choose one of {', '.join(NORMS)}")
     if norm == "frn" and dims != 2:
-        raise ValueError(f"norm 'frn' is for maps of 2 dimensions, not {dims}: choose another")
-    neuron = {2: AGCConv2d, 3: AGCConv3d}[dims]
+        raise ValueError(f"norm 'frn' supports only 2 dimensions, got {dims}: choose another norm")
+    agc_convolution = {2: AGCConv2d, 3: AGCConv3d}[dims]
     convolution = {2: nn.Conv2d, 3: nn.Conv3d}[dims]
 
     def block(
@@ -52,14 +53,16 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2) -> Block:
     ) -> nn.Module:
         shape = (in_channels, out_channels, kernel_size, stride, kernel_size // 2)
         if norm == "agc":
-            return neuron(*shape, activation=activation)
+            return agc_convolution(*shape, activation=activation)
         if norm == "frn" and activation == "none":
-            raise ValueError("norm 'frn' ends in its own threshold: it has no block without one")
+            raise ValueError(
+                "norm 'frn' needs activation 'relu', got 'none': its threshold is its activation"
+            )
         layers: list[nn.Module] = [convolution(*shape, bias=norm == "none")]
         if norm != "none":
             layers.append(_LAYERS[norm, dims](out_channels))
         if norm != "frn" and activation == "relu":
-            # In place, over a map that no layer keeps: convolutions and norms keep their inputs.
+            # In-place is safe: convolutions and norms save their inputs, not their outputs.
             layers.append(nn.ReLU(inplace=True))
         return nn.Sequential(*layers)
 
@@ -69,9 +72,11 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2) -> Block:
 class FilterResponseNorm2d(nn.Module):
     """Filter Response Normalization with its thresholded linear unit (Singh & Krishnan, 2020).
 
-    y = max(gamma * z / sqrt(mean(z^2) + eps) + beta, tau)       mean over H, W, per sample, channel
+        y = max(gamma * z / sqrt(mean(z^2) + eps) + beta, tau)
 
-    It ends in its own threshold tau instead of ReLU; that is the method.
+    The mean is over H and W, per sample and channel. The learned threshold tau replaces ReLU.
+
+    Paper: https://arxiv.org/abs/1911.09737
     """
 
     def __init__(self, channels: int, eps: float = 1e-6) -> None:
@@ -94,7 +99,7 @@ class FilterResponseNorm2d(nn.Module):
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:
-    """32 groups as usual, or the largest power of two that divides the width."""
+    """Use 32 groups, or fewer if 32 does not divide the number of channels."""
     return nn.GroupNorm(math.gcd(channels, 32), channels)
 
 
@@ -110,7 +115,7 @@ _LAYERS: dict[tuple[str, int], Callable[[int], nn.Module]] = {
 
 
 def scaled(channels: int, width: float) -> int:
-    """channels x width, at least 4 and a multiple of 4, so that every norm and kernel is happy."""
+    """Scale a number of channels by `width`, rounded to a multiple of 4 and at least 4."""
     if width <= 0:
         raise ValueError(f"width must be positive, got {width}")
     return max(4, 4 * round(channels * width / 4))

@@ -1,4 +1,4 @@
-"""ClassNet, the paper's second network: many depths at once, classes and contours together."""
+"""ClassNet: a narrow encoder-decoder with paths of many depths, for classes and contours."""
 
 from typing import NamedTuple
 
@@ -10,60 +10,65 @@ from .blocks import Block, Norm, conv_block, scaled
 
 POOLINGS = 7
 WIDTHS = (32, 64, 96, 128, 192, 256, 256, 256)
-CONVOLUTIONS = (2, 2, 1, 1, 1, 1, 1, 1)  # of 3x3, in each encoder block
+CONVOLUTIONS = (2, 2, 1, 1, 1, 1, 1, 1)  # 3x3 convolutions per encoder block
 CONTOUR_WIDTH = 10
-UNIT = 2**POOLINGS
+TOTAL_STRIDE = 2**POOLINGS
 
 
 class ClassesAndContour(NamedTuple):
+    """Outputs of ClassNet."""
+
     classes: Tensor  # logits (N, classes, H, W)
-    contour: Tensor  # logit (N, 1, H, W): is this pixel on an instance's boundary?
+    contour: Tensor  # logits (N, 1, H, W): the pixel is on the boundary of an instance
 
 
 class ClassNet(nn.Module):
-    """The paper's ClassNet: images (N, 3, H, W) to class logits and contour logits of that size.
+    """ClassNet: images (N, 3, H, W) to class logits and contour logits of the same size.
 
-    From the paper's description, each with its name in the code:
+    Described in the paper (names in parentheses are in this file):
     - 7 poolings in encoder and decoder (POOLINGS), up to 256 filters (WIDTHS), deeper and narrower
       than SegNet;
-    - the down-sampled image goes to the first layer after each pooling (`EncoderBlock.forward`);
-    - a 1x1 projection after every convolution (`ProjectedConvolution`), and a last 1x1 projection
-      over all layers of a block, in the encoder and in the decoder (`project`);
-    - lateral connections before each pooling that detect classes, and contours, at that resolution
+    - the first layer after each pooling also gets the downsampled image (`EncoderBlock.forward`);
+    - a 1x1 projection after each convolution (`ProjectedConvolution`), and a 1x1 projection over
+      all layers of a block, in the encoder and in the decoder (`project`);
+    - lateral connections before each pooling that detect classes and contours at that resolution
       (`Level.lateral_classes`, `Level.lateral_contour`);
-    - a decoder of total width classes + 10 that up-samples and merges the lateral class path,
-      guided by the lateral contour path (`Level.merge_classes`, `Level.merge_contour`);
-    - two outputs: class logits and contour;
-    - paths of many depths: from 8 layers, through the finest lateral, to 53.
+    - a decoder of width classes + 10 that upsamples and merges the lateral class path, guided by
+      the lateral contour path (`Level.merge_classes`, `Level.merge_contour`);
+    - two outputs: class logits and contour logits;
+    - paths of 8 layers (through the finest lateral connection) to 53 layers.
 
-    Left open by the paper, whose drawings are lost, and chosen here: the widths and the number of
-    convolutions at each resolution; max pooling for maps and average pooling for the image;
-    bilinear up-sampling; laterals of 1x1; one projected convolution for each of the two merges;
-    of the decoder's width, `classes` channels carry classes and 10 carry contours, and the contour
-    channels of a level are handed to the class merge of that level: that is the guidance.
-    The paper calls the decoder's width "typically 20" for 14 classes and in the same place
-    NumClasses + 10; the rule is followed, which gives 24. The last layers, which give the logits,
-    have no normalization and no activation.
+    Not specified in the paper and chosen here:
+    - the widths and the number of convolutions per resolution;
+    - max pooling for feature maps, average pooling for the image, bilinear upsampling;
+    - 1x1 lateral connections, and one projected convolution per merge;
+    - in the decoder, `classes` channels for classes and 10 for contours. The class merge of a level
+      also gets its contour channels: this is the guidance. The paper gives the decoder width as
+      "typically 20" for 14 classes and as NumClasses + 10; the latter is used, which is 24;
+    - output layers without normalization and activation.
 
-    Sizes that 2^7 does not divide are padded at the bottom and right by repeating the border, and
-    the outputs are cropped: the same as padding the image oneself. Below 256 pixels a side the
-    deepest maps have a single row or column. Up to 128x128 they have a single position, where AGC
-    at lambda 1 passes nothing, and bn (at batch 1) and in refuse to train.
+    Images are padded at the bottom and right to multiples of 2^7 by repeating the border, and the
+    outputs are cropped. Below 256 pixels, the deepest feature maps have a single row or column. At
+    128x128 or less they have a single position: AGC with lambda = 1 outputs only its bias there,
+    and bn (at batch size 1) and in raise an error in training.
 
-    width: scales the encoder's widths. norm: agc, bn, gn, in, frn or none.
+    Args:
+        classes: Number of classes.
+        width: Factor for the widths of the encoder.
+        norm: agc, bn, gn, in, frn or none.
 
     >>> outputs = ClassNet(14, width=0.125)(torch.randn(1, 3, 200, 300))
     >>> outputs.classes.shape, outputs.contour.shape
     (torch.Size([1, 14, 200, 300]), torch.Size([1, 1, 200, 300]))
     """
 
-    unit = UNIT  # on multiples of it all poolings fall alike, in an image and in a tile of it
-    pads_to = UNIT
-    # At most so far beyond a multiple of the unit see the pixels before it, the means of AGC apart.
-    # Each 3x3 convolution sees its stride further: the encoder's, one for each level of the
-    # decoder, and one more where a path changes from contours to classes. Up-sampling sees one
-    # coarse cell further.
-    reach = (
+    total_stride = TOTAL_STRIDE  # tiles that start at multiples of it have aligned poolings
+    pad_multiple = TOTAL_STRIDE
+    # Upper bound of the receptive field's radius in pixels, without the means of AGC, from a border
+    # at a multiple of the total stride. Each 3x3 convolution adds its stride: those of the encoder,
+    # one per level of the decoder, and one for the path from contours to classes. Each upsampling
+    # adds one coarse cell.
+    receptive_radius = (
         sum(convolutions * 2**i for i, convolutions in enumerate(CONVOLUTIONS))
         + sum(2**i + 2 ** (i + 1) for i in range(POOLINGS))
         + 2 ** (POOLINGS - 1)
@@ -91,7 +96,9 @@ class ClassNet(nn.Module):
         if x.dim() != 4 or x.shape[1] != 3:
             raise ValueError(f"expected images (N, 3, H, W), got {tuple(x.shape)}")
         height, breadth = x.shape[2:]
-        x = functional.pad(x, (0, -breadth % UNIT, 0, -height % UNIT), mode="replicate")
+        x = functional.pad(
+            x, (0, -breadth % TOTAL_STRIDE, 0, -height % TOTAL_STRIDE), mode="replicate"
+        )
         features = self._encode(x)
         state = None
         for level, feature in zip(reversed(self.decoder), reversed(features), strict=True):
@@ -102,7 +109,7 @@ class ClassNet(nn.Module):
         return ClassesAndContour(self.classify(classes)[crop], self.outline(contour)[crop])
 
     def _encode(self, image: Tensor) -> list[Tensor]:
-        """What each block makes, finest first."""
+        """Return the output of each encoder block, from fine to coarse."""
         features: list[Tensor] = []
         x = None
         for layer in self.encoder:
@@ -116,14 +123,14 @@ class ClassNet(nn.Module):
 
 
 class ProjectedConvolution(nn.Sequential):
-    """A 3x3 convolution and the 1x1 projection after it, each with its normalization."""
+    """A 3x3 convolution and a 1x1 projection, each with normalization."""
 
     def __init__(self, block: Block, in_channels: int, out_channels: int) -> None:
         super().__init__(block(in_channels, out_channels, 3), block(out_channels, out_channels, 1))
 
 
 class EncoderBlock(nn.Module):
-    """Projected convolutions in a row, and a 1x1 projection over the outputs of all of them."""
+    """A sequence of projected convolutions, and a 1x1 projection of all their outputs."""
 
     def __init__(self, block: Block, in_channels: int, channels: int, convolutions: int) -> None:
         super().__init__()
@@ -134,7 +141,7 @@ class EncoderBlock(nn.Module):
         self.project = block(convolutions * channels, channels, 1)
 
     def forward(self, x: Tensor | None, image: Tensor) -> Tensor:
-        # The first layer after each pooling also sees the image, down-sampled as often.
+        # The first layer after each pooling also gets the downsampled image.
         x = image if x is None else torch.cat([x, image.to(x.dtype)], 1)
         outputs = []
         for layer in self.layers:
@@ -144,9 +151,9 @@ class EncoderBlock(nn.Module):
 
 
 class Level(nn.Module):
-    """One resolution of the decoder: laterals from the encoder, merged with what comes from below.
+    """One resolution of the decoder: merge lateral connections with the coarser level.
 
-    Contours are merged first; the classes are merged under their guidance.
+    Contours are merged first and guide the merge of the classes.
     """
 
     def __init__(self, block: Block, channels: int, classes: int, deepest: bool) -> None:

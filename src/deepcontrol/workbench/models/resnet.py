@@ -1,27 +1,34 @@
-"""ResNet-50, the network that image classifiers are compared on (He et al., 2016)."""
+"""ResNet-50 for image classification (He et al., 2016)."""
 
 from torch import Tensor, nn
 
 from ...nn import AGCConv2d, he_init_
 from .blocks import Block, Norm, conv_block
 
-STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width of the blocks, and how many
-EXPANSION = 4  # a block's output over its inner width
+STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width and number of blocks
+EXPANSION = 4  # output width of a block / inner width
 
 
 class ResNet50(nn.Module):
     """ResNet-50 v1.5: images (N, 3, H, W) to class logits (N, classes).
 
-    A stem of 7x7 and a max pooling, 3 + 4 + 6 + 3 bottleneck blocks, the mean of each map, and a
-    linear layer. v1.5 is torchvision's: where a stage halves the resolution, the 3x3 does it.
+    A 7x7 stem and max pooling, 3 + 4 + 6 + 3 bottleneck blocks, global average pooling and a linear
+    layer. As in torchvision (v1.5), the 3x3 convolution of a block has its stride.
 
-    norm: agc, bn, gn, in or none. frn has no block without a threshold, which the sums need.
-    All filters start by He's rule, and with agc every block starts as its shortcut
-    (`zero_branches_`). Without normalization there is no gain to start at 0: the sums grow from
-    block to block, and the first logits are in the hundreds.
+    Filters have He initialization. With agc, the branches start with gain 0 (`zero_branches_`).
+    Without normalization there is no such gain: the sums grow from block to block, and the initial
+    logits are in the hundreds.
 
-    The last maps have 1/32 of the image's height and width: up to 32x32 a single position, where
-    AGC at lambda 1 passes nothing, and in and (at batch 1) bn refuse to train.
+    The last feature maps have 1/32 of the height and width of the image. For images of 32x32 or
+    less they have a single position: AGC with lambda = 1 outputs only its bias there, and in and bn
+    (at batch size 1) raise an error in training.
+
+    Paper: https://arxiv.org/abs/1512.03385
+
+    Args:
+        classes: Number of classes.
+        norm: agc, bn, gn, in or none. frn is not supported, because the branches end without an
+            activation.
 
     >>> import torch
     >>> ResNet50(10)(torch.randn(1, 3, 64, 64)).shape
@@ -44,11 +51,11 @@ class ResNet50(nn.Module):
         self.zero_branches_()
 
     def zero_branches_(self) -> None:
-        """Start AGC's branches with gain 0; to be called again after he_init_, which sets 1.
+        """Set the last gain of each AGC branch to 0, so that each block starts as its shortcut.
 
-        This is BatchNorm's zero-initialized residual (Goyal et al., 2017): AGC's gain plays gamma's
-        part. The signal is sane with gain 1 too, but such a network, at a quarter of the width,
-        diverged at rate 0.1 where with gain 0 it learned (LOG.md).
+        Call it again after he_init_, which sets all gains to 1. It corresponds to the
+        zero-initialized last gamma of BatchNorm (Goyal et al., 2017). With gain 1, a network of a
+        quarter of the width diverged at learning rate 0.1; with gain 0 it learned (dev/LOG.md).
         """
         for block in self.stages:
             assert isinstance(block, Bottleneck)
@@ -78,5 +85,5 @@ class Bottleneck(nn.Module):
             self.shortcut = block(in_channels, channels, 1, stride, activation="none")
 
     def forward(self, x: Tensor) -> Tensor:
-        # In place, over the branch's output, which nobody keeps: the sum costs no map of its own.
+        # In-place saves a feature map: no layer saves the output of the branch.
         return self.branch(x).add_(self.shortcut(x)).relu_()

@@ -1,4 +1,4 @@
-"""The 3-D U-Net for medical volumes (Cicek et al., 2016), with nnU-Net's widths."""
+"""3-D U-Net for medical volumes (Cicek et al., 2016), with the widths of nnU-Net."""
 
 import itertools
 
@@ -12,17 +12,25 @@ WIDTHS = (32, 64, 128, 256, 320)
 
 
 class UNet3d(nn.Module):
-    """Volumes (N, in_channels, D, H, W) to logits (N, classes, D, H, W); D, H, W multiples of 16.
+    """3-D U-Net: volumes (N, in_channels, D, H, W) to logits (N, classes, D, H, W).
 
-    Five levels, each with two convolutions of 3x3x3 on the way down and, but for the deepest, two
-    on the way up. The first of a level halves the resolution, a transposed convolution of 2x2x2
-    doubles it again, and what the level had on the way down is concatenated. The last convolution,
-    of 1x1x1, gives the logits: no normalization, no activation. All others end in ReLU.
+    D, H and W must be multiples of 16. There are five levels. The encoder has two 3x3x3
+    convolutions per level, and the first one halves the resolution from level 2 on. The decoder
+    upsamples with a 2x2x2 transposed convolution, concatenates the encoder's feature maps, and has
+    two 3x3x3 convolutions per level. All of them end in ReLU. A 1x1x1 convolution without
+    normalization and activation computes the logits.
 
-    The deepest maps have D/16 x H/16 x W/16 positions. Where that is one position (16x16x16), AGC
-    at lambda 1 passes nothing there, and in and (at batch 1) bn refuse to train.
+    The deepest feature maps have D/16 x H/16 x W/16 positions. For volumes of 16x16x16 that is a
+    single position: AGC with lambda = 1 outputs only its bias there, and in and bn (at batch size
+    1) raise an error in training.
 
-    width: scales all inner widths. norm: agc, bn, gn, in or none.
+    Paper: https://arxiv.org/abs/1606.06650
+
+    Args:
+        in_channels: Channels of the volumes.
+        classes: Number of classes.
+        width: Factor for all inner widths.
+        norm: agc, bn, gn, in or none.
 
     >>> UNet3d(1, 3, width=0.125)(torch.randn(1, 1, 16, 32, 32)).shape
     torch.Size([1, 3, 16, 32, 32])
@@ -36,11 +44,11 @@ class UNet3d(nn.Module):
         widths = [scaled(c, width) for c in WIDTHS]
         self.in_channels = in_channels
         self.encoder = nn.ModuleList(
-            _two(block, a, b, stride=2 if i else 1)
+            _conv_pair(block, a, b, stride=2 if i else 1)
             for i, (a, b) in enumerate(itertools.pairwise([in_channels, *widths]))
         )
         self.decoder = nn.ModuleList(
-            UpLevel(block, below, here) for below, here in itertools.pairwise(reversed(widths))
+            DecoderLevel(block, below, here) for below, here in itertools.pairwise(reversed(widths))
         )
         self.classify = nn.Conv3d(widths[0], classes, 1)
         he_init_(self)
@@ -50,10 +58,10 @@ class UNet3d(nn.Module):
             raise ValueError(
                 f"expected volumes (N, {self.in_channels}, D, H, W), got {tuple(x.shape)}"
             )
-        unit = 2 ** len(self.decoder)
-        if any(side == 0 or side % unit for side in x.shape[2:]):
+        total_stride = 2 ** len(self.decoder)
+        if any(side == 0 or side % total_stride for side in x.shape[2:]):
             raise ValueError(
-                f"expected D, H and W to be multiples of {unit}, got {tuple(x.shape[2:])}"
+                f"expected D, H and W to be multiples of {total_stride}, got {tuple(x.shape[2:])}"
             )
         skips = []
         for level in self.encoder:
@@ -65,17 +73,17 @@ class UNet3d(nn.Module):
         return self.classify(x)
 
 
-class UpLevel(nn.Module):
-    """One level on the way up: twice the resolution, the level's own maps from the way down."""
+class DecoderLevel(nn.Module):
+    """One level of the decoder: upsample, concatenate the skip connection, convolve."""
 
     def __init__(self, block: Block, below: int, channels: int) -> None:
         super().__init__()
         self.up = nn.ConvTranspose3d(below, channels, 2, stride=2)
-        self.convolutions = _two(block, 2 * channels, channels)
+        self.convolutions = _conv_pair(block, 2 * channels, channels)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         return self.convolutions(torch.cat([self.up(x), skip], 1))
 
 
-def _two(block: Block, in_channels: int, channels: int, stride: int = 1) -> nn.Sequential:
+def _conv_pair(block: Block, in_channels: int, channels: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(block(in_channels, channels, 3, stride), block(channels, channels, 3))

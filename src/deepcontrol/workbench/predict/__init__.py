@@ -1,5 +1,5 @@
-"""Labels for images, with the network of a run; by tiles where an image is too large."""
+"""`deepcontrol predict`: label images with the network of a run, in tiles if they are large."""
 
-from .run import Predict, run_predict
+from .command import Predict, run_predict
 
 __all__ = ["Predict", "run_predict"]

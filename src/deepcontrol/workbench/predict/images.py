@@ -1,4 +1,4 @@
-"""The images of a prediction: found, read by regions, and written as labels and overlays."""
+"""Find the images to predict, read them in regions, and write labels and overlays."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from ..data import DataError, Size
-from ..data.files import EIGHT_BITS, NOT_TAKEN, open_image
+from ..data.files import check_eight_bit, open_image
 from ..data.sheet import colored
-from .tiles import Span
+from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-COLOR_SHARE = 0.5  # of a class's color in an overlay
-BYTES_A_PIXEL = 8  # of an image, its labels and its overlay, all of which are held in memory
+OVERLAY_ALPHA = 0.5  # weight of the class color in an overlay
+BYTES_PER_PIXEL = 8  # memory for an image, its labels and its overlay
 _BAND = 512  # rows of an overlay that are blended at a time
 
 
 @dataclass(frozen=True)
 class Job:
-    """An image, and where its labels and its overlay go, as a path without its ending."""
+    """An image and the path of its outputs, without suffix."""
 
     image: Path
     target: Path
@@ -37,16 +37,21 @@ class Job:
 
 
 def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
-    """A job for each image that is named, or lies in a folder or below it, in sorted order.
+    """List a job for each image file and for each image in a folder, sorted by name.
 
-    Below `out` a folder's images keep their places; what already lies below `out` is no image.
+    Folders are searched recursively, and their structure is kept below `out`. Files that are
+    already below `out` are skipped.
+
+    Raises:
+        ValueError: A folder has no images or lies in `out`, or outputs would overwrite an image or
+            each other.
     """
     jobs: list[Job] = []
     for path in paths:
         if path.is_dir():
             if path.resolve().is_relative_to(out.resolve()):
                 raise ValueError(
-                    f"{path} lies in {out}, where predictions go: write them elsewhere with --out"
+                    f"{path} lies in the output folder {out}: choose another folder with --out"
                 )
             found = [p for p in sorted(path.rglob("*")) if _is_image(p, out)]
             if not found:
@@ -54,61 +59,61 @@ def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
             jobs += [Job(p, out / p.relative_to(path).with_suffix("")) for p in found]
         else:
             jobs.append(Job(path, out / path.stem))
-    _refuse_collisions(jobs)
+    _check_collisions(jobs)
     return jobs
 
 
 def _is_image(path: Path, out: Path) -> bool:
-    ours = path.resolve().is_relative_to(out.resolve())
-    return path.suffix.lower() in SUFFIXES and path.is_file() and not ours
+    is_output = path.resolve().is_relative_to(out.resolve())
+    return path.suffix.lower() in SUFFIXES and path.is_file() and not is_output
 
 
-def _refuse_collisions(jobs: Sequence[Job]) -> None:
+def _check_collisions(jobs: Sequence[Job]) -> None:
     taken: dict[Path, Path] = {}
     images = {job.image.resolve() for job in jobs}
     for job in jobs:
         for path in (job.labels, job.overlay):
             if path.resolve() in images:
                 raise ValueError(
-                    f"{path} is one of the images, and the prediction of {job.image} would be "
-                    "written over it: choose another --out"
+                    f"{path} is an input image, and the prediction of {job.image} would overwrite "
+                    "it: choose another folder with --out"
                 )
         other = taken.setdefault(job.target, job.image)
         if other is not job.image:
             raise ValueError(
                 f"{other} and {job.image} would both be written to {job.labels}: "
-                "predict them in two calls, each with its --out"
+                "predict them in two calls with different --out"
             )
 
 
-class OpenImage:
-    """An image's pixels by regions: those of its file are held as they are, decoded once.
+class ImageFile:
+    """A decoded image that is read in regions.
 
-    Only regions become floating-point numbers, and maps of a network, which take a hundred times
-    as much. Pillow decodes PNG and JPEG whole; files without compression it maps into memory.
+    The whole image stays in memory as 8-bit pixels. Only regions are converted to floating point,
+    because the feature maps of a network need about a hundred times more memory.
     """
 
     def __init__(self, path: Path, free: int) -> None:
-        with _of_any_size():
-            _refuse_larger_than(free, path)
+        """Decode an image; raise DataError if it needs more than `free` bytes."""
+        with _no_pixel_limit():
+            _check_memory(free, path)
             image = open_image(path)
-        if image.mode not in EIGHT_BITS:
-            raise DataError(path, NOT_TAKEN.format(image.mode))
-        self._image = ImageOps.exif_transpose(image)  # as viewers show it
+        check_eight_bit(image, path)
+        self._image = ImageOps.exif_transpose(image)  # apply the orientation tag
 
     @property
     def size(self) -> Size:
         return self._image.height, self._image.width
 
     def read(self, rows: Span, columns: Span) -> NDArray[np.uint8]:
-        """A region (H, W, 3), RGB."""
+        """Read a region as RGB (H, W, 3)."""
         region = self._image.crop((columns[0], rows[0], columns[1], rows[1]))
         return np.array(region.convert("RGB"))
 
 
 @contextlib.contextmanager
-def _of_any_size() -> Iterator[None]:
-    """Without Pillow's limit on an image's pixels: here the free memory is the limit."""
+def _no_pixel_limit() -> Iterator[None]:
+    """Disable Pillow's limit on the number of pixels. The free memory is the limit here."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         yield
@@ -116,34 +121,34 @@ def _of_any_size() -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS = limit
 
 
-def _refuse_larger_than(free: int, path: Path) -> None:
+def _check_memory(free: int, path: Path) -> None:
     try:
-        with Image.open(path) as opened:  # reads the header alone
+        with Image.open(path) as opened:  # reads only the header
             height, width = opened.height, opened.width
     except (OSError, SyntaxError, ValueError):
-        return  # whatever it is, to be told by who reads it whole
-    needed = BYTES_A_PIXEL * height * width
+        return  # open_image reports unreadable files
+    needed = BYTES_PER_PIXEL * height * width
     if needed > free:
         raise DataError(
             path,
-            f"{height}x{width} pixels with their labels and overlay take "
-            f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free",
+            f"{height}x{width} pixels with labels and overlay need {needed / 2**30:.1f} GiB, but "
+            f"only {free / 2**30:.1f} GiB are free: split the image",
         )
 
 
-def write(
+def write_outputs(
     job: Job,
-    image: OpenImage,
+    image: ImageFile,
     ids: NDArray[np.uint8],
     palette: Sequence[tuple[int, int, int]],
 ) -> None:
-    """The labels, one byte a pixel, and the image under their colors."""
+    """Write the class ids (H, W) as an 8-bit PNG, and the overlay of their colors."""
     job.target.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(ids).save(job.labels)
     overlay = np.empty((*ids.shape, 3), np.uint8)
-    for top in range(0, len(ids), _BAND):  # blending takes floats, which are four times as large
+    for top in range(0, len(ids), _BAND):  # blending in floating point needs more memory
         rows = slice(top, min(top + _BAND, len(ids)))
         pixels = image.read((rows.start, rows.stop), (0, ids.shape[1]))
         colors = colored(ids[rows], tuple(palette))
-        overlay[rows] = (1 - COLOR_SHARE) * pixels + COLOR_SHARE * colors
+        overlay[rows] = (1 - OVERLAY_ALPHA) * pixels + OVERLAY_ALPHA * colors
     Image.fromarray(overlay).save(job.overlay)

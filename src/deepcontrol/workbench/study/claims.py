@@ -369,7 +369,7 @@ CLAIMS = (
         "AGC fits larger batches than BatchNorm into 12 GiB",
         "BN: 8; AGC not stated",
         (BenchRatio(measure="largest batch in 12 GiB", column="largest_batch", over="agc",
-                    under="bn", group="fit", batch=0, low=1.25),),
+                    under="bn", group="max-batch", batch=0, low=1.25),),
     ),
     Claim(
         "groupnorm",

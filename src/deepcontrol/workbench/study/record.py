@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..bench.record import Row, read_rows, write_rows
+from ..bench.results import Row, read_rows, write_rows
 from ..report.pictures import as_jpeg
 from ..runfolder import (
     CONFIG,

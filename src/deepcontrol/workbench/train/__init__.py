@@ -1,1 +1,1 @@
-"""Training runs: `deepcontrol train` and `deepcontrol eval`."""
+"""Training: `deepcontrol train` and `deepcontrol eval`."""

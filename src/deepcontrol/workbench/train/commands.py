@@ -1,4 +1,4 @@
-"""`deepcontrol train` and `deepcontrol eval`: what they take beside a configuration, and do."""
+"""`deepcontrol train` (with --dry-run) and `deepcontrol eval`."""
 
 import os
 from dataclasses import dataclass, fields, replace
@@ -11,16 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ...nn import saved_bytes
 from ..data import Batches, open_source, prepare
-from .build import build_model
-from .checkpoint import find, load
-from .config import Train, load_config
-from .devices import choose_autocast, choose_device
-from .distributed import end_if_launched
+from ..runfolder import CONFIG
+from .build import build_model, build_network, open_sources
+from .checkpoint import find, load, load_weights
+from .config import Train, check_unchanged, load_config
+from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .evaluate import evaluate
 from .loop import train
-from .plan import Plan, plan
-from .saving import load_weights
+
+MIB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,65 +29,119 @@ class TrainCommand(Train):
     __doc__ = Train.__doc__
 
     dry_run: bool = False
-    """Say what would be done - parameters, memory, steps, folder - and do nothing."""
+    """Print parameters, memory, steps and run folder, and exit."""
 
 
 @dataclass(frozen=True)
 class Eval:
-    """Evaluate a run's checkpoint on its validation images: pixel error and IoU of each class."""
+    """Evaluate a checkpoint on the validation images: pixel error and IoU per class."""
 
     run: tyro.conf.Positional[Path]
-    """The run folder."""
+    """Run folder."""
     checkpoint: Literal["best", "last", "previous"] = "best"
-    """Which of its checkpoints."""
+    """Checkpoint to evaluate."""
     data_root: Path | None = None
-    """The data set's folder, if it is not where it was in training."""
+    """Folder of the data set. None: the folder used in training."""
     batch_size: int | None = None
-    """Images at once; as many as the run evaluated at once unless told otherwise."""
+    """Images per batch. None: the evaluation batch size of the run."""
     val_limit: int | None = None
-    """The first so many images alone; as in training unless told otherwise."""
+    """Use only the first N validation images. None: the limit of the run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto takes a GPU if there is one."""
+    """Device. auto uses a GPU if there is one."""
+
+
+# train
 
 
 def run_train(command: TrainCommand, console: Console) -> int:
+    """Train, or print the plan of a dry run. Return the exit code."""
     config = Train(**{f.name: getattr(command, f.name) for f in fields(Train)})
     if command.dry_run:
-        if os.environ.get("RANK", "0") == "0":  # torchrun starts several
-            print_plan(config, plan(config), console)
+        if os.environ.get("RANK", "0") == "0":  # torchrun starts several processes
+            _print_plan(config, plan(config), console)
         return 0
     code = train(config, console)
-    end_if_launched(code)
+    exit_if_distributed(code)
     return code
 
 
-def print_plan(config: Train, planned: Plan, console: Console) -> None:
-    what = f"{config.model}, norm {config.norm}, width {config.width:g}"
-    data = f"{config.data}: {planned.train_images} images, {planned.val_images} for validation"
-    size = f"{config.size[0]}x{config.size[1]}, {planned.classes} classes"
-    steps = f"{planned.steps_per_epoch} an epoch, {planned.steps:,} in {config.epochs} epochs"
-    memory = (
-        f"about {planned.memory_mib:,.0f} MiB: {planned.state_mib:,.0f} for parameters, gradients "
-        f"and momentum, {planned.activations_mib:,.0f} for a step's maps"
+@dataclass(frozen=True)
+class Plan:
+    """The figures of a planned run. Memory is an estimate per process."""
+
+    parameters: int
+    train_images: int
+    val_images: int
+    classes: int
+    steps_per_epoch: int
+    steps: int
+    device: str
+    state_mib: float  # parameters, gradients, momentum
+    activations_mib: float  # saved for backward
+    resumes: bool
+
+    @property
+    def memory_mib(self) -> float:
+        return self.state_mib + self.activations_mib
+
+
+def plan(config: Train) -> Plan:
+    """Compute the plan of a run without decoding images, training or writing."""
+    resumes = (config.out / CONFIG).exists()
+    if resumes:
+        check_unchanged(config, load_config(config.out)[0])
+    sources = open_sources(config)
+    device = choose_device(config.device)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    with torch.device("meta"):  # shapes only
+        model = build_network(config, len(sources.train.classes))
+    parameters = sum(p.numel() for p in model.parameters())
+    state = parameters * 4 * (3 if config.momentum else 2) / (processes if config.fsdp else 1)
+    dtype = choose_autocast(config.precision, device) or torch.float32
+    images = -(-config.batch_size // processes)
+    inputs = torch.empty(images, 3, *config.size, device="meta", dtype=dtype)
+    steps = -(-len(sources.train) // config.batch_size)
+    return Plan(
+        parameters=parameters,
+        train_images=len(sources.train),
+        val_images=len(sources.val),
+        classes=len(sources.train.classes),
+        steps_per_epoch=steps,
+        steps=steps * config.epochs,
+        device=device.type,
+        state_mib=state / MIB,
+        activations_mib=saved_bytes(model.to(dtype), inputs) / MIB,
+        resumes=resumes,
     )
+
+
+def _print_plan(config: Train, plan: Plan, console: Console) -> None:
+    rows = {
+        "model": f"{config.model}, norm {config.norm}, width {config.width:g}",
+        "parameters": f"{plan.parameters:,}",
+        "data": f"{config.data}: {plan.train_images} training images, {plan.val_images} validation "
+        f"images, {config.size[0]}x{config.size[1]}, {plan.classes} classes",
+        "batch size": f"{config.batch_size}",
+        "optimizer": f"SGD, lr {config.learning_rate:g}, momentum {config.momentum:g}",
+        "steps": f"{plan.steps_per_epoch} per epoch, {plan.steps:,} in {config.epochs} epochs",
+        "memory": f"about {plan.memory_mib:,.0f} MiB: {plan.state_mib:,.0f} for parameters, "
+        f"gradients and momentum, {plan.activations_mib:,.0f} for activations",
+        "device": plan.device,
+        "run folder": f"{config.out} ({'resumed' if plan.resumes else 'new'})",
+    }
     table = Table(show_header=False, box=None)
-    for name, value in {
-        "model": what,
-        "parameters": f"{planned.parameters:,}",
-        "data": f"{data}, {size}",
-        "batch size": f"{config.batch_size}, rate {config.rate:g}, momentum {config.momentum:g}",
-        "steps": steps,
-        "memory": memory,
-        "device": planned.device,
-        "output": f"{config.out} ({'continued' if planned.continues else 'new'})",
-    }.items():
+    for name, value in rows.items():
         table.add_row(name, escape(value))
     if not console.is_terminal:
-        console.width = 200  # a log has no edge to fold a table at
+        console.width = 200  # do not wrap lines in a log
     console.print(table)
 
 
+# eval
+
+
 def run_eval(command: Eval, console: Console) -> int:
+    """Evaluate a checkpoint and print its errors. Return the exit code."""
     config, _ = load_config(command.run)
     for name in ("data_root", "val_limit"):
         if getattr(command, name) is not None:
@@ -99,8 +154,8 @@ def run_eval(command: Eval, console: Console) -> int:
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    at_once = config.evaluated_at_once if command.batch_size is None else command.batch_size
-    batches = Batches(prepare(source, config.size), at_once, device=device)
+    batch_size = config.val_batch_size if command.batch_size is None else command.batch_size
+    batches = Batches(prepare(source, config.size), batch_size, device=device)
     autocast = choose_autocast(config.precision, device)
     matrix = evaluate(model, batches, autocast, window=config.window)
     table = Table("class", "IoU %")

@@ -1,4 +1,4 @@
-"""What `deepcontrol train` can be asked, and how a run folder remembers it."""
+"""Configuration of a training run: flags, validation, JSON."""
 
 import json
 import math
@@ -12,104 +12,97 @@ from typing import Any, Literal
 from ...step import Engine
 from ..models import Norm
 from ..optim import HIGHEST_MOMENTUM, learning_rate
-from ..runfolder import write_atomic
+from ..runfolder import CONFIG, read_config, write_atomic
 from ..sizes import Size
 
 FORMAT = 1  # of config.json
-CONFIG = "config.json"
-HIGHEST = 2**63 - 1  # of any whole number: what torch's generators take, for one
-SMALLEST = 32  # pixels a side: SegNet halves them five times
+MAX_INT = 2**63 - 1  # the largest seed that torch.Generator accepts
+MIN_SIDE = 32  # pixels: SegNet halves the image five times
 
-# What may differ when a run is continued: no number of the run depends on it. More epochs are the
-# same run for longer, because the rate is fixed. The data may have moved: they are told by their
-# content.
-FREE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
-# Flags that came later than the format, and how runs from before them were made.
-LATER = {"clip_grad_norm": None, "eval_whole": True}
+# Fields that may change when a run is resumed, because no result depends on them. A run with more
+# epochs is the same run for longer, since the learning rate is constant. The data set may have
+# moved: a run recognizes it by its content.
+CHANGEABLE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
+# Fields that are newer than format 1, with the values that older runs were trained with.
+ADDED_LATER = {"clip_grad_norm": None, "eval_whole": True}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a network, or go on with a run that was interrupted: the defaults are the paper's.
+    """Train a network or resume a run. The defaults are the paper's settings.
 
-    The run folder gets the configuration, a line of metrics an epoch, TensorBoard's events,
-    pictures and checkpoints. The same --out again continues from its last checkpoint with the
-    configuration it was started with; a flag that would change the run is refused.
+    The run folder receives the configuration, one line of metrics per epoch, TensorBoard events,
+    sample pictures and checkpoints. Running the command again with the same --out resumes the run
+    from its last checkpoint with its own configuration. Flags that would change its results are
+    refused.
 
-    The exit code is 0 when all epochs are done, 1 after an error, 2 for a wrong flag, 130 and 143
-    after SIGINT and SIGTERM: those finish the step and save first. A second SIGINT leaves at once.
+    Exit codes: 0 after the last epoch, 1 after an error, 2 for an invalid flag, 130 after SIGINT
+    and 143 after SIGTERM. Both signals finish the current step and save a checkpoint; a second
+    SIGINT exits at once.
 
     On several GPUs: torchrun --nproc-per-node 8 -m deepcontrol train ...
     """
 
     out: Path
-    """The run folder; one that is there already is continued."""
+    """Run folder. An existing run is resumed."""
     model: Literal["segnet", "classnet"] = "segnet"
-    """The network. classnet also learns contours, from the data's instances."""
+    """Network. classnet also predicts contours, from the data set's instance labels."""
     norm: Norm = "agc"
-    """The normalization: agc (automatic gain control), bn, gn, in, frn or none."""
+    """Normalization: agc (automatic gain control), bn, gn, in, frn or none."""
     data: Literal["streets", "camvid", "cityscapes", "cityscapes14"] = "streets"
-    """The data set; cityscapes14 is Cityscapes in ClassNet's 14 classes."""
+    """Data set. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
     data_root: Path | None = None
-    """The data set's folder; streets needs none."""
+    """Folder of the data set. streets needs none."""
     size: Size = (256, 512)
-    """The images' size in training. Larger ones are cropped, and evaluated in windows of this size
-    whose labels are put together."""
+    """Training size. Larger images are cropped for training and evaluated in windows."""
     width: float = 1.0
-    """Scales the number of filters in every layer."""
+    """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
-    """Images in a step, over all processes together."""
+    """Images per step, over all processes."""
     lr: float | None = None
-    """The learning rate; 0.02 x batch size unless told otherwise. It stays as it is."""
+    """Learning rate, constant over the run. None: 0.02 x batch size."""
     momentum: float = 0.9
-    """SGD's momentum, at most 0.999."""
+    """Momentum of SGD, at most 0.999."""
     clip_grad_norm: float | None = None
-    """Scale a step's gradient down to this norm if its own is larger. The paper does not; at rates
-    far above its own, where AGC can diverge, 1 is a first try."""
+    """Clip the gradient's norm to this value. Try 1 if AGC diverges at a high learning rate."""
     epochs: int = 150
-    """How often every image is seen. A run can be continued with more."""
+    """Number of epochs. A finished run can be resumed with more."""
     seed: int = 0
-    """Of the filters, of the images' order and of their augmentation."""
+    """Seed for initialization, shuffling and augmentation."""
     init: Literal["he", "identity", "unit"] = "he"
-    """How the filters start: He fan-in, or the identity wherever a layer can be one, as in the
-    paper; or scaled so that every neuron activates maps of variance 1, which AGC learns from
-    sooner."""
+    """Initialization: he (fan-in), identity (the paper's variant) or unit (AGC, variance 1)."""
     fixed_lambda: float | None = None
-    """Keep lambda, the share of the mean that AGC subtracts, at this value; else it is learned."""
+    """Fix AGC's lambda (share of the mean that is subtracted) instead of learning it."""
     fixed_gamma: float | None = None
-    """Keep gamma, AGC's gain, at this value; else it is learned."""
+    """Fix AGC's gamma (gain) instead of learning it."""
     class_weight_scale: float = 1.0
-    """The mean of the classes' weights in the loss."""
+    """Mean of the class weights in the loss."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto takes a GPU if there is one."""
+    """Device. auto uses a GPU if there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """bf16 is autocast, the parameters stay fp32; auto is bf16 on a GPU and fp32 on a CPU."""
+    """bf16 uses autocast with fp32 parameters. auto is bf16 on a GPU and fp32 on a CPU."""
     engine: Engine = "graph"
-    """How a step runs; see TrainingStep. Without a GPU, graph is eager."""
+    """How a step is executed. graph (CUDA graph) runs eagerly on a CPU."""
     deterministic: bool = False
-    """The same bits in every run on a GPU too, at some cost; on a CPU they are the same anyway."""
+    """Bit-identical results on a GPU, at some cost in speed. CPU runs always are."""
     fsdp: bool = False
-    """Shard parameters, gradients and momentum over the processes (FSDP2), for large models."""
+    """Shard parameters, gradients and momentum over the processes (FSDP2)."""
     train_limit: int | None = None
-    """Train on the first so many images alone."""
+    """Use only the first N training images."""
     val_limit: int | None = None
-    """Evaluate on the first so many images alone."""
+    """Use only the first N validation images."""
     workers: int = 0
-    """Threads that make batches ahead of their use. Whatever the number, the batches are equal.
-    Data that a GPU holds need none."""
+    """Threads that prepare batches. The batches do not depend on it; data on a GPU needs none."""
     eval_batch_size: int | None = None
-    """Images evaluated at once, over all processes; --batch-size unless told otherwise. More take
-    less time and more memory."""
+    """Images per evaluation batch, over all processes. None: --batch-size."""
     eval_whole: bool = False
-    """Evaluate images that are larger than --size whole. AGC's means are then not those of
-    training, and its error is higher for it."""
+    """Evaluate larger images whole instead of in windows. This increases the error of AGC."""
     save_epochs: int = 1
-    """Save at the end of every so many epochs, and of the last one. `best` is the best of these
-    epochs. Training does not wait for the disk: what it is too slow for is not written."""
+    """Save a checkpoint every N epochs and after the last one. best/ is the best of these."""
     save_steps: int = 0
-    """Save after every so many steps too; 0 is at the end of epochs alone."""
+    """Also save a checkpoint every N steps. 0 saves only at the end of epochs."""
     sample_epochs: tuple[int, ...] = (1, 10, 50, 100, 150)
-    """Draw a few validation images with their predictions after these epochs."""
+    """Epochs after which to draw validation images with their predictions."""
 
     def __post_init__(self) -> None:
         at_least = dict.fromkeys(("batch_size", "epochs", "save_epochs"), 1)
@@ -121,11 +114,11 @@ class Train:
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"--{_flag(name)} must be at least {least}, got {value}")
-            if value > HIGHEST:
-                raise ValueError(f"--{_flag(name)} must be at most {HIGHEST}, got {value}")
-        if min(self.size) < SMALLEST:
+            if value > MAX_INT:
+                raise ValueError(f"--{_flag(name)} must be at most {MAX_INT}, got {value}")
+        if min(self.size) < MIN_SIDE:
             size = "x".join(map(str, self.size))
-            raise ValueError(f"--size must be at least {SMALLEST}x{SMALLEST}, got {size}")
+            raise ValueError(f"--size must be at least {MIN_SIDE}x{MIN_SIDE}, got {size}")
         if not 0 < self.width <= 16:
             raise ValueError(f"--width must be above 0 and at most 16, got {self.width}")
         for name in ("lr", "clip_grad_norm", "class_weight_scale"):
@@ -148,41 +141,44 @@ class Train:
             )
 
     @property
-    def rate(self) -> float:
+    def learning_rate(self) -> float:
+        """`lr`, or the paper's rule for the batch size."""
         return learning_rate(self.batch_size) if self.lr is None else self.lr
 
     @property
     def window(self) -> Size | None:
-        """In which larger images are evaluated; None for whole ones."""
+        """Size of the windows for evaluation, or None to evaluate whole images."""
         return None if self.eval_whole else self.size
 
     @property
-    def evaluated_at_once(self) -> int:
+    def val_batch_size(self) -> int:
+        """`eval_batch_size`, or the batch size of training."""
         return self.batch_size if self.eval_batch_size is None else self.eval_batch_size
 
 
 class ConfigChangedError(ValueError):
-    """A run cannot go on as another one."""
+    """A run cannot be resumed with another configuration or other data."""
 
 
 def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
-    """The configuration of a run, and what was derived from it: rate, classes, counts.
+    """Read the configuration of a run and the values derived from it.
 
-    Its `out` is `run`, wherever the folder lies by now: a run folder that came from elsewhere
-    cannot have anything written outside of itself.
+    The configuration's `out` is always `run`: a folder from another machine must not make this
+    process write to a path that config.json names.
+
+    Returns:
+        The configuration, and the derived values: learning rate, classes, counts.
+
+    Raises:
+        ValueError: there is no valid config.json.
     """
     path = run / CONFIG
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{run} is no run folder: it has no {CONFIG}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError(f"{path} is not of format {FORMAT}")
+    content = read_config(run)
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{path} is not of format {FORMAT}, got {content.get('format')!r}")
     config, derived = content.get("config"), content.get("derived")
     if not isinstance(config, dict) or not isinstance(derived, dict):
-        raise ValueError(f"{path} has no config")
+        raise ValueError(f"{path}: 'config' and 'derived' must be objects")
     try:
         return from_json({**config, "out": str(run)}), derived
     except ValueError as error:
@@ -190,32 +186,32 @@ def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
 
 
 def save_config(config: Train, derived: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write config.json, whole or not at all; `about` says by which code it was made."""
+    """Write config.json atomically. `about` holds versions, commit and machine."""
     content = {"format": FORMAT, "config": to_json(config), "derived": derived, **about}
     write_atomic(config.out / CONFIG, json.dumps(content, indent=2) + "\n")
 
 
 def check_unchanged(config: Train, before: Train) -> None:
-    """ConfigChangedError, with every difference shown, unless `config` is the same run."""
+    """Raise ConfigChangedError, with all differences, unless `config` continues `before`."""
     found = differences(config, before)
     if found:
         raise ConfigChangedError(
-            f"{config.out} was started differently: {', '.join(found)}. "
-            "Leave these flags out to continue it, or choose another --out."
+            f"{config.out} was started with other settings: {', '.join(found)}. "
+            "Omit these flags to resume it, or choose another --out."
         )
 
 
 def differences(config: Train, before: Train) -> list[str]:
-    """What of `before` would be another run in `config`: --lr 0.5 -> 0.25."""
+    """List the settings that make `config` another run: "--lr 0.5 -> 0.25"."""
     return [
-        f"--{_flag(f.name)} {_shown(getattr(before, f.name))} -> {_shown(getattr(config, f.name))}"
-        for f in fields(Train)
-        if f.name not in FREE and getattr(before, f.name) != getattr(config, f.name)
+        f"--{_flag(name)} {_format(getattr(before, name))} -> {_format(getattr(config, name))}"
+        for name in (f.name for f in fields(Train))
+        if name not in CHANGEABLE and getattr(before, name) != getattr(config, name)
     ]
 
 
 def to_json(config: Train) -> dict[str, Any]:
-    """All fields as JSON has them: paths as text, tuples as lists."""
+    """Return all fields as JSON values: paths as strings, tuples as lists."""
     values = {f.name: getattr(config, f.name) for f in fields(Train)}
     return {
         name: str(value) if isinstance(value, Path) else list(value) if type(value) is tuple
@@ -225,17 +221,19 @@ def to_json(config: Train) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Train:
+    """Return the configuration. Raise ValueError for unknown, missing or mistyped fields."""
     hints = typing.get_type_hints(Train)
-    values = {**LATER, **values}
+    values = {**ADDED_LATER, **values}
     unknown, missing = set(values) - set(hints), set(hints) - set(values)
     if unknown or missing:
-        what = [f"unknown {name}" for name in sorted(unknown)]
-        raise ValueError(", ".join(what + [f"no {name}" for name in sorted(missing)]))
+        problems = [f"unknown {name}" for name in sorted(unknown)]
+        problems += [f"no {name}" for name in sorted(missing)]
+        raise ValueError(", ".join(problems))
     return Train(**{name: _typed(name, values[name], hint) for name, hint in hints.items()})
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
-    """A JSON value as the type of its field; ValueError if it is not one."""
+    """Convert a JSON value to the type of its field."""
     kind = typing.get_origin(hint)
     if kind in (types.UnionType, typing.Union):
         optional = [h for h in typing.get_args(hint) if h is not type(None)]
@@ -251,7 +249,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"{name} is too large for a number with a fraction") from None
+            raise ValueError(f"{name} is too large for a float") from None
     elif type(value) is hint:
         return value
     raise ValueError(f"{name} cannot be {value!r}")
@@ -261,7 +259,7 @@ def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     return str(value)

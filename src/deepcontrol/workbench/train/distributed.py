@@ -1,12 +1,14 @@
-"""The processes of one run: who takes part, and what they must agree on.
+"""The device, the precision and the processes of a run.
 
-Started by torchrun, every process sees its share of each batch. The loss is a mean over *labeled
-pixels*, of which the shares hold different numbers, so each process weights its own mean by its
-number: then the average of the gradients, which DDP and FSDP take, is the gradient of the whole
-batch. With AGC (automatic gain control) samples do not meet, and that is exact.
+Under torchrun every process trains on its own images of each batch. The loss is a mean over
+*labeled pixels*, and the processes have different numbers of them. Each process therefore scales
+its mean by its number of pixels (`Group.loss_scales`), so that the average of the gradients that
+DDP and FSDP compute is the gradient of the whole batch. With AGC (automatic gain control) this is
+exact, because no sample depends on another.
 """
 
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,147 +21,198 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..data import VOID
+from ..hardware import hardware
+from .config import Train
 
 T = TypeVar("T")
-PATIENCE = timedelta(minutes=30)  # the first process may be decoding the data set for all
+TIMEOUT = timedelta(minutes=30)  # the first process may have to decode the data set
+
+
+# Device and precision
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device for "cpu", "cuda" or "auto" (a GPU if there is one)."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ValueError("--device cuda: torch finds no CUDA device; run `deepcontrol doctor`")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+
+
+def choose_autocast(precision: str, device: torch.device) -> torch.dtype | None:
+    """Return the dtype for autocast, or None for fp32."""
+    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
+        return torch.bfloat16
+    return None
+
+
+def describe_machine(device: torch.device, autocast: torch.dtype | None) -> str:
+    """Return the hardware and the precision of a run as text."""
+    dtype = str(autocast or torch.float32).removeprefix("torch.")
+    return f"{hardware(device.type)}, {dtype}"
+
+
+def configure_torch(config: Train) -> None:
+    """Set torch's process-wide state: determinism, cuDNN benchmark mode and seed."""
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not config.deterministic
+    torch.manual_seed(config.seed)
+
+
+def peak_mib(device: torch.device) -> float:
+    """Return the peak memory in MiB: tensors on a GPU, the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+# Processes
 
 
 @dataclass(frozen=True)
 class Group:
-    """This process among those of the run: one alone, unless torchrun started it."""
+    """The processes of a run. All collective methods must be called by every process."""
 
     device: torch.device
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     @property
-    def leads(self) -> bool:
-        """The one that writes and speaks."""
+    def is_main(self) -> bool:
+        """Whether this process writes the run folder and prints."""
         return self.rank == 0
 
-    def highest(self, value: int) -> int:
-        """The highest value of any process; all have to ask."""
-        if self.world == 1:
+    def max(self, value: int) -> int:
+        """Return the maximum over all processes."""
+        if self.world_size == 1:
             return value
         shared = torch.tensor(value)
         dist.all_reduce(shared, dist.ReduceOp.MAX)
         return int(shared)
 
-    def total(self, counts: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
-        if self.world > 1:
-            dist.all_reduce(counts)
-        return counts
+    def sum_(self, values: Tensor) -> Tensor:
+        """Sum over all processes, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
 
     def mean(self, value: Tensor) -> Tensor:
-        return self.total(value.clone()) / self.world if self.world > 1 else value
+        """Return the mean over all processes."""
+        return self.sum_(value.clone()) / self.world_size if self.world_size > 1 else value
 
-    def gathered(self, value: T) -> list[T]:
-        """Everybody's value, in the order of ranks."""
-        if self.world == 1:
+    def all_gather(self, value: T) -> list[T]:
+        """Return the objects of all processes, by rank."""
+        if self.world_size == 1:
             return [value]
-        values: list[Any] = [None] * self.world
+        values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, value: T) -> T:
-        """The first process's value."""
-        if self.world == 1:
+    def broadcast(self, value: T) -> T:
+        """Return the main process's object."""
+        if self.world_size == 1:
             return value
         values = [value]
         dist.broadcast_object_list(values, device=torch.device("cpu"))
         return values[0]
 
-    def share_buffers_(self, model: nn.Module) -> None:
-        """Everybody gets the first process's buffers: BatchNorm's running statistics.
+    def broadcast_buffers_(self, model: nn.Module) -> None:
+        """Copy the main process's buffers to all processes: BatchNorm's running statistics.
 
-        Each process has those of its own images, and the first one's are saved. What is evaluated
-        has to be what is saved.
+        Each process has statistics of its own images, and checkpoints hold those of the main
+        process. The evaluation must use the same ones.
         """
-        if self.world == 1:
+        if self.world_size == 1:
             return
         for buffer in model.buffers():
             if buffer.is_floating_point():
                 dist.broadcast(buffer, 0)
 
-    def shares(self, labels: Tensor, images: int) -> Tensor:
-        """What this process's mean over pixels, and over images, counts in the whole batch's.
+    def loss_scales(self, labels: Tensor, images: int) -> Tensor:
+        """Return the factors for this process's mean over pixels and mean over samples.
 
-        Times the number of processes, since gradients are averaged. `images` are the batch's.
+        With them, the average over the processes is the mean over the whole batch.
+
+        Args:
+            labels: labels of this process's images.
+            images: number of images in the whole batch.
         """
         own = (labels != VOID).sum().double()
-        everybody = self.total(own.clone()).clamp(min=1)
-        samples = len(range(self.rank, images, self.world)) / images
-        return self.world * torch.stack([own / everybody, torch.full_like(own, samples)])
+        total = self.sum_(own.clone()).clamp(min=1)
+        samples = len(range(self.rank, images, self.world_size)) / images
+        return self.world_size * torch.stack([own / total, torch.full_like(own, samples)])
 
 
-def launched() -> bool:
-    """Whether torchrun, or what does as it does, started this process."""
+def is_distributed() -> bool:
+    """Return whether torchrun (or a launcher like it) started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Group]:
-    """The group of processes for the time of the block, by torchrun's environment variables."""
-    if not launched():
+def process_group(device: torch.device) -> Iterator[Group]:
+    """Join the process group that torchrun's environment variables describe.
+
+    Without torchrun, the group is this process alone.
+    """
+    if not is_distributed():
         yield Group(device)
         return
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    # gloo as well, with a GPU: what the processes agree on must not wait for the device.
+    # With a GPU gloo is needed as well: signals and messages must not wait for the device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(
-        backend, store=store_of_this_life(world), rank=rank, world_size=world, timeout=PATIENCE
-    )
-    group = Group(device, rank, world)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _rendezvous_store(world_size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    group = Group(device, rank, world_size)
     yield group
-    # Not after an error: the others may be gone, and the goodbye would wait for them.
-    group.highest(0)
+    # Skipped after an error: other processes may have died, and these calls would wait for them.
+    group.max(0)
     dist.destroy_process_group()
 
 
-def end_if_launched(code: int) -> None:
-    """End a process of a group here and now, once its work is done.
+def exit_if_distributed(code: int) -> None:
+    """Exit immediately, without Python's shutdown, if torchrun started this process.
 
-    gloo's threads outlive the group, because torch's caches hold on to it. One of them that lets go
-    of its last tensor while Python winds up takes the process down with it: SIGABRT, after a run
-    that went well, and torchrun would call it a failure.
+    gloo's threads outlive the process group, because torch's caches keep it alive. A thread that
+    frees its last tensor during Python's shutdown aborts the process (SIGABRT) after a successful
+    run, and torchrun would report a failure.
     """
-    if launched():
+    if is_distributed():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def store_of_this_life(world: int) -> Any:
-    """Where the processes find each other, apart from what those before a restart left there.
+def _rendezvous_store(world_size: int) -> Any:
+    """Return a store for this start only.
 
-    After an elastic restart torchrun's store is the same one as before, and torch looks for its
-    peers under the names that the dead ones have written.
+    After an elastic restart torchrun's store still holds the addresses of the dead processes.
     """
-    agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    agent_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        world_size=world,
-        is_master=not agent_has_it and os.environ["RANK"] == "0",
-        timeout=PATIENCE,
+        world_size=world_size,
+        is_master=not agent_has_store and os.environ["RANK"] == "0",
+        timeout=TIMEOUT,
     )
-    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"life{life}", store)  # type: ignore[attr-defined]
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"life{restarts}", store)  # type: ignore[attr-defined]
 
 
-# Below, torch's modules for sharding are imported where a run is sharded: they take a second.
+# Sharded tensors. torch's sharding modules take a second to import, so only sharded runs do.
 
 
 def shard_(model: nn.Module, group: Group) -> nn.Module:
-    """FSDP2, in place: each layer that has parameters of its own is gathered when it is used."""
+    """Shard a model in place with FSDP2, one unit per layer with parameters."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(group.device.type, (group.world,))
+    mesh = init_device_mesh(group.device.type, (group.world_size,))
     for module in list(model.modules()):
         if module is not model and next(module.parameters(recurse=False), None) is not None:
             fully_shard(module, mesh=mesh)
@@ -167,24 +220,24 @@ def shard_(model: nn.Module, group: Group) -> nn.Module:
     return model
 
 
-def whole(value: Any) -> Any:
-    """The same with every sharded tensor put together, which all processes have to do."""
+def unshard(value: Any) -> Any:
+    """Return `value` with full tensors in place of shards. A collective call."""
     if is_sharded(value):
         return value.full_tensor()
     if isinstance(value, dict):
-        return {k: whole(v) for k, v in value.items()}
+        return {k: unshard(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [whole(v) for v in value]
+        return [unshard(v) for v in value]
     return value
 
 
-def own_part(value: Any) -> Any:
-    """This process's shard of a sharded tensor, which may be empty; any other tensor whole."""
+def local_shard(value: Any) -> Any:
+    """Return this process's shard, which may be empty. Other tensors are returned unchanged."""
     return value.to_local() if is_sharded(value) else value
 
 
-def sharded_like(value: Tensor, parameter: Any) -> Tensor:
-    """This process's shard of a whole tensor, where the parameter is sharded."""
+def shard_like(value: Tensor, parameter: Any) -> Tensor:
+    """Return this process's shard of a full tensor if the parameter is sharded."""
     if not is_sharded(parameter):
         return value
     from torch.distributed.tensor import distribute_tensor

@@ -1,5 +1,12 @@
-"""How good a model is: the share of wrongly labeled pixels and the IoU over a whole split."""
+"""Evaluate a model: pixel error and IoU over a data set, in windows if images are larger.
 
+AGC subtracts the mean over the image. The mean over a whole image differs from the means over the
+crops that a network was trained on, and the error is higher for it (dev/LOG.md,
+benchmarks/crops.py). Images larger than the training size are therefore evaluated in windows of
+that size.
+"""
+
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,45 +17,52 @@ from torch import Tensor, nn
 from ..data import Batch, Batches
 from ..metrics import ConfusionMatrix, sum_over_processes_
 from ..sizes import Size
+from .build import class_logits
 from .faults import NotFiniteError
-from .objective import class_logits
-from .windows import forward_in_windows
+
+Windows = list[tuple[int, slice]]  # along one side: start of each window, pixels it predicts
 
 
 def evaluate(
     model: nn.Module,
     batches: Batches,
     autocast: torch.dtype | None = None,
-    after_each: Callable[[Batch, Any], None] = lambda batch, outputs: None,
+    after_batch: Callable[[Batch, Any], None] = lambda batch, outputs: None,
     window: Size | None = None,
 ) -> ConfusionMatrix:
-    """The confusion matrix over all images, in evaluation mode; the model is left as it was.
+    """Return the confusion matrix over all images.
 
-    Where several processes evaluate together, each its own share of every batch, all get the sum:
-    every image has been counted once. `after_each` gets every batch with the model's outputs, and
-    may raise. Images that are larger than `window` are seen in windows of that size.
+    The model runs in evaluation mode and returns to its former mode. In distributed training each
+    process evaluates its own images, and all processes return the sum.
 
-    NotFiniteError, in all of them, if a logit was not finite: the largest of NaNs is a class too,
-    and would be counted as a prediction.
+    Args:
+        model: the network.
+        batches: the images and labels.
+        autocast: dtype for autocast, or None.
+        after_batch: called with each batch and the model's outputs. It may raise.
+        window: evaluate larger images in windows of this size.
+
+    Raises:
+        NotFiniteError: a logit of any process was not finite. argmax would count NaN as a class.
     """
     matrix = ConfusionMatrix(len(batches.cache.classes), batches.device)
-    bad = torch.zeros((), dtype=torch.int64, device=batches.device)  # batches
+    bad_batches = torch.zeros((), dtype=torch.int64, device=batches.device)
     with evaluating(model, batches.device, autocast):
         for batch in batches.epoch():
             outputs = forward_in_windows(model, batch.images, window)
             logits = class_logits(outputs)
-            bad += ~torch.isfinite(logits).all()
+            bad_batches += ~torch.isfinite(logits).all()
             matrix.update(logits.argmax(1), batch.labels)
-            after_each(batch, outputs)
+            after_batch(batch, outputs)
     matrix.reduce()
-    sum_over_processes_(bad)
-    if bad:
+    sum_over_processes_(bad_batches)
+    if bad_batches:
         raise NotFiniteError("the network's outputs on the validation images are not finite")
     return matrix
 
 
 def predict(model: nn.Module, images: Tensor, window: Size | None = None) -> Tensor:
-    """The most likely class of each pixel: (N, H, W)."""
+    """Return the most likely class of each pixel (N, H, W)."""
     return class_logits(forward_in_windows(model, images, window)).argmax(1)
 
 
@@ -56,7 +70,7 @@ def predict(model: nn.Module, images: Tensor, window: Size | None = None) -> Ten
 def evaluating(
     model: nn.Module, device: torch.device, autocast: torch.dtype | None
 ) -> Iterator[None]:
-    """Evaluation mode, without gradients and in the precision of the run; then as before."""
+    """Switch to evaluation mode, no_grad and autocast while the block runs."""
     was_training = model.training
     model.eval()
     try:
@@ -64,3 +78,82 @@ def evaluating(
             yield
     finally:
         model.train(was_training)
+
+
+def forward_in_windows(model: Callable[[Tensor], Any], images: Tensor, size: Size | None) -> Any:
+    """Return the model's outputs for whole images, stitched from windows.
+
+    Each pixel comes from the window with the nearest center.
+
+    Args:
+        model: returns a map or a named tuple of maps, of the images' size.
+        images: (N, C, H, W).
+        size: window size. Images that are not larger, or all if None, take one forward pass.
+    """
+    crops = split_windows(images, size)
+    if size is None or len(crops) == 1:
+        return model(images)
+    rows, columns = _windows_of(images, size)
+    # All windows form one batch: samples are independent, and a larger batch fills a GPU better.
+    outputs = model(torch.cat(crops).contiguous(memory_format=torch.channels_last))
+    if isinstance(outputs, Tensor):
+        return _stitch(outputs, rows, columns)
+    return type(outputs)(*(_stitch(output, rows, columns) for output in outputs))
+
+
+def split_windows(images: Tensor, size: Size | None) -> list[Tensor]:
+    """Return the windows of images (N, C, H, W) as views, row by row."""
+    if size is None:
+        return [images]
+    rows, columns = _windows_of(images, size)
+    return [
+        images[:, :, top : top + size[0], left : left + size[1]]
+        for top, _ in rows
+        for left, _ in columns
+    ]
+
+
+def windows(length: int, size: int) -> Windows:
+    """Return the windows along one side: each start, and the pixels that it predicts.
+
+    >>> windows(384, 256)
+    [(0, slice(0, 192, None)), (128, slice(192, 384, None))]
+    >>> windows(512, 512)
+    [(0, slice(0, 512, None))]
+    """
+    starts = window_starts(length, size, stride=size)
+    borders = [(a + b + size) // 2 for a, b in itertools.pairwise(starts)]
+    predicted = itertools.pairwise([0, *borders, length])
+    return [(start, slice(*part)) for start, part in zip(starts, predicted, strict=True)]
+
+
+def window_starts(length: int, size: int, stride: int) -> list[int]:
+    """Return evenly spaced starts of windows that cover a side, at most `stride` apart.
+
+    >>> window_starts(384, 256, 256), window_starts(384, 256, 64), window_starts(200, 256, 64)
+    ([0, 128], [0, 64, 128], [0])
+    """
+    rest = max(0, length - size)
+    count = 1 + -(-rest // stride)
+    return [round(i * rest / max(1, count - 1)) for i in range(count)]
+
+
+def _windows_of(images: Tensor, size: Size) -> tuple[Windows, Windows]:
+    height, width = images.shape[2:]
+    return windows(height, size[0]), windows(width, size[1])
+
+
+def _stitch(output: Tensor, rows: Windows, columns: Windows) -> Tensor:
+    """Join the outputs of all windows (windows x N, C, h, w) into one map."""
+    parts = iter(output.chunk(len(rows) * len(columns)))
+
+    def cut(part: Tensor, top: int, height: slice, left: int, width: slice) -> Tensor:
+        return part[
+            :, :, height.start - top : height.stop - top, width.start - left : width.stop - left
+        ]
+
+    lines = [
+        torch.cat([cut(next(parts), top, height, left, width) for left, width in columns], 3)
+        for top, height in rows
+    ]
+    return torch.cat(lines, 2)

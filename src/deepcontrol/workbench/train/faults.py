@@ -1,167 +1,200 @@
-"""What went wrong, in words that help: which layer went first, which batch size would fit."""
+"""Detect faults of a run: steps that are not finite, and memory that ran out.
+
+`Guard` tests loss and gradients on the device, between backward and update. From the first bad step
+on, the optimizer skips its updates, so the model keeps the weights from before that step. The host
+reads the flag later (`GuardReader`) and never waits for the device in between.
+"""
 
 import gc
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
-from ..runfolder import BEST, LAST
-from ..sizes import Size
-from .devices import peak_mib
-from .distributed import is_sharded, whole
-from .objective import Loss
-
-REMEDY = "A smaller --lr may help, or a --clip-grad-norm, in a new --out."
+from .build import Loss
+from .distributed import Group, is_sharded, local_shard, unshard
 
 
 class FaultError(Exception):
-    """Training cannot go on, and why."""
+    """Training cannot continue; the message gives the reason and a remedy."""
 
 
 class NotFiniteError(FaultError):
-    """A network whose outputs are infinite or no numbers."""
+    """The outputs of a network are infinite or NaN."""
 
 
-def what_is_kept(run: Path) -> str:
-    """What a run that failed has left. Of `best` alone an evaluation is known to be finite."""
-    if not (run / LAST).exists():
-        return "nothing was saved yet"
-    best = f", {run / BEST} the best" if (run / BEST).exists() else ""
-    return f"{run / LAST} is the last checkpoint from before that{best}"
+# Steps that are not finite
 
 
-def diverged(epoch: int, kept: str) -> FaultError:
-    """After an epoch of finite steps, with which the network still cannot be evaluated."""
-    advice = REMEDY if epoch else "It has not been trained yet."
-    return FaultError(
-        f"after epoch {epoch} the network's outputs on the validation images are not finite. "
-        f"Nothing of this epoch was written; {kept}. {advice}"
-    )
+class Guard:
+    """TrainingStep's `before_update`: stop the optimizer at the first step that is not finite."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, group: Group) -> None:
+        self.group = group
+        self.bad = torch.zeros((), device=group.device)  # 0, and 1 from the first bad step on
+        self.good_steps = torch.zeros((), dtype=torch.float64, device=group.device)
+        self._parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        # Fused optimizers skip updates by these attributes; torch's GradScaler sets the same ones.
+        optimizer.found_inf, optimizer.grad_scale = self.bad, None  # type: ignore[attr-defined]
+
+    def __call__(self, loss: Tensor) -> Tensor:
+        """Test this step and return the loss, averaged over all processes."""
+        gradients = [local_shard(p.grad) for p in self._parameters if p.grad is not None]
+        # The maximum norm, because the squares of finite numbers can overflow.
+        largest = get_total_norm([g for g in gradients if g.numel()], torch.inf)
+        bad = ~(torch.isfinite(loss) & torch.isfinite(largest))
+        # All processes must decide alike. Bad processes are counted, because a maximum over the
+        # processes could lose a NaN.
+        loss, bad = self.group.mean(torch.stack([loss, bad.to(loss.dtype)]))
+        bad = (bad > 0) | ~torch.isfinite(loss)
+        self.bad.copy_(torch.maximum(self.bad, bad.float()))
+        self.good_steps.add_(1 - self.bad)
+        return loss
 
 
-def not_finite(epoch: int, step: int, culprits: Sequence[str], kept: str) -> FaultError:
-    """After a step whose loss or gradient was not finite; culprits are those of each process."""
-    found = [c if len(culprits) == 1 else f"process {i}: {c}" for i, c in enumerate(culprits) if c]
-    return FaultError(
-        f"step {step} of epoch {epoch} is not finite: "
-        f"{'; '.join(found) or 'but computed again it is, so some op is not deterministic'}. "
-        f"The update was not made; {kept}. {REMEDY}"
-    )
+class GuardStatus(NamedTuple):
+    loss: float
+    bad: bool  # a step was not finite
+    good_steps: int  # before the first bad step
 
 
-def find_culprit(model: nn.Module, loss: Loss, inputs: Tensor, targets: Sequence[Any]) -> str:
-    """Which layer gave the first value that is not finite, forward or backward; "" if none did.
+class GuardReader:
+    """Copy the guard's status to the host."""
 
-    The step is computed again, with a look at every layer. Updates nothing.
+    def __init__(self, guard: Guard) -> None:
+        self.guard, on_gpu = guard, guard.bad.is_cuda
+        self._host = torch.zeros(3, dtype=torch.float64, pin_memory=on_gpu)
+        self._copied = torch.cuda.Event() if on_gpu else None
+        self._started = False
+
+    def poll(self, loss: Tensor) -> GuardStatus:
+        """Return the status after a step; on a GPU, that of the previous call, without waiting."""
+        if self._copied is None:
+            self._start_copy(loss)
+            return self._read()
+        if not self._started:  # the first call has no previous one
+            self._start_copy(loss)
+            self._copied.record()
+        self._copied.synchronize()
+        status = self._read()
+        self._start_copy(loss)
+        self._copied.record()
+        return status
+
+    def wait(self) -> GuardStatus:
+        """Wait until the device has finished all steps. The loss is NaN (unknown)."""
+        return GuardStatus(float("nan"), bool(self.guard.bad), int(self.guard.good_steps))
+
+    def _start_copy(self, loss: Tensor) -> None:
+        self._started = True
+        values = [loss.double(), self.guard.bad.double(), self.guard.good_steps]
+        self._host.copy_(torch.stack(values), non_blocking=True)
+
+    def _read(self) -> GuardStatus:
+        loss, bad, good_steps = self._host.tolist()
+        return GuardStatus(loss, bad > 0, int(good_steps))
+
+
+def find_first_nonfinite(
+    model: nn.Module, loss: Loss, inputs: Tensor, targets: Sequence[Any]
+) -> str:
+    """Repeat a step without its update, and name the first value that is not finite.
+
+    Returns:
+        For example "the output of encoder.0 (AGCConv2d)", or "" if all values are finite.
     """
-    trail = _Trail()
+    if not _is_finite(inputs):
+        return "in the input images"
+    search = _Search()
     handles = [
-        module.register_forward_hook(trail.forward(name or "the model", module))
+        module.register_forward_hook(search.forward_hook(_describe(name, module)))
         for name, module in model.named_modules()
         if not list(module.children())
     ]
     try:
-        if not _finite(inputs):
-            return "the images themselves are not finite"
         value = loss(model(inputs), *targets)
-        if not trail.first and not _finite(value):
-            trail.first = "the loss was the first, of finite outputs"
-        if not trail.first:
-            _look_backward(trail, model, value)
-        return trail.first
+        search.test("the loss", value)
+        if not search.first:
+            _search_gradients(search, model, value)
+        return search.first
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _look_backward(trail: "_Trail", model: nn.Module, loss: Tensor) -> None:
+def _search_gradients(search: "_Search", model: nn.Module, loss: Tensor) -> None:
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     gradients: Sequence[Tensor | None]
-    if any(map(is_sharded, named.values())):  # whole while they are used, so not in this graph
+    if any(map(is_sharded, named.values())):  # FSDP's full parameters are not in this graph
         loss.backward()
         gradients = [p.grad for p in named.values()]
-    else:  # not .backward(), which would set off DDP's exchange between the processes
+    else:  # .backward() would start DDP's communication
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     for name, gradient in zip(named, gradients, strict=True):
-        if not trail.first and gradient is not None and not _finite(gradient):
-            trail.first = f"the gradient of {name} was the first"
+        if gradient is not None:
+            search.test(f"the gradient of {name}", gradient)
 
 
-class _Trail:
+class _Search:
+    """Hooks that record the first tensor with a value that is not finite."""
+
     def __init__(self) -> None:
         self.first = ""
 
-    def forward(self, name: str, module: nn.Module) -> Callable[..., None]:
-        def look(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            for value in _tensors(output):
-                if not self.first and not _finite(value):
-                    self.first = f"{name} ({type(module).__name__}) was the first to give it"
+    def test(self, name: str, value: Tensor) -> None:
+        if not self.first and not _is_finite(value):
+            self.first = name
+
+    def forward_hook(self, layer: str) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            for value in _float_tensors(output):
+                self.test(f"the output of {layer}", value)
                 if value.requires_grad:
-                    value.register_hook(self.backward(name, module))
+                    value.register_hook(self.backward_hook(layer))
 
-        return look
+        return hook
 
-    def backward(self, name: str, module: nn.Module) -> Callable[[Tensor], None]:
-        def look(gradient: Tensor) -> None:
-            if not self.first and not _finite(gradient):
-                kind = type(module).__name__
-                self.first = f"the gradient at the output of {name} ({kind}) was the first"
+    def backward_hook(self, layer: str) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            self.test(f"the gradient at the output of {layer}", gradient)
 
-        return look
+        return hook
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _describe(name: str, module: nn.Module) -> str:
+    return f"{name or 'the model'} ({type(module).__name__})"
+
+
+def _float_tensors(value: Any) -> list[Tensor]:
     values = value if isinstance(value, (tuple, list)) else (value,)
     return [v for v in values if isinstance(v, Tensor) and v.is_floating_point()]
 
 
-def _finite(value: Tensor) -> bool:
-    return bool(whole(torch.isfinite(value).all()))
+def _is_finite(value: Tensor) -> bool:
+    return bool(unshard(torch.isfinite(value).all()))
+
+
+# Memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Torch has a class for it on GPUs, words for it on CPUs; cuDNN and cuBLAS have their own."""
-    words = ("out of memory", "can't allocate memory", "alloc_failed")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and any(w in str(error).lower() for w in words)
-    )
+    """Return whether an error means that memory ran out.
 
-
-def out_of_memory(
-    device: torch.device, batch_size: int, fits: Callable[[int], bool] | None
-) -> FaultError:
-    """The peak, and the largest of batch_size / 2, / 4, ... with which a step was seen to fit.
-
-    Without `fits` nothing can be tried, and half is what to try.
+    torch has an exception class for GPUs only. CPU allocations, cuDNN and cuBLAS raise a
+    RuntimeError with a message.
     """
-    peak = peak_mib(device)  # before the trials
-    smaller = batch_size // 2
-    while fits is not None and smaller and not fits(smaller):
-        smaller //= 2
-    advice = "not even batch 1 fits: choose a smaller --size or --width"
-    if smaller:
-        advice = f"--batch-size {smaller} {'may fit' if fits is None else 'fits, it was tried'}"
-    return FaultError(
-        f"out of memory on {device} at batch size {batch_size}, with a peak of {peak:,.0f} MiB: "
-        f"{advice}. What was saved before is as it was."
-    )
-
-
-def out_of_memory_at_start(device: torch.device, size: Size, width: float) -> FaultError:
-    """While data and network were made ready: there is no step yet that could be tried."""
-    return FaultError(
-        f"out of memory on {device} before the first step, with images of {size[0]}x{size[1]} and "
-        f"a network of width {width:g}: choose a smaller --size, --width or --train-limit."
+    messages = ("out of memory", "can't allocate memory", "alloc_failed")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and any(m in str(error).lower() for m in messages)
     )
 
 
 def fits_in_memory(attempt: Callable[[], object]) -> bool:
-    """Whether it can be done; nothing of the attempt is left."""
+    """Run `attempt` and return whether the memory suffices."""
     gc.collect()
-    torch.cuda.empty_cache()  # does nothing where there is no GPU in use
+    torch.cuda.empty_cache()  # a no-op without a GPU
     try:
         attempt()
     except (RuntimeError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: noted, and acted on between two steps. A second SIGINT leaves at once."""
+"""Handle SIGINT and SIGTERM between two steps. A second SIGINT exits at once."""
 
 import os
 import signal
@@ -7,11 +7,11 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
+SHOW_CURSOR = "\x1b[?25h"  # progress bars hide it
 
 
-class Stopped(Exception):  # noqa: N818 (nothing went wrong)
-    """Somebody asked for an end, and the step at hand is done."""
+class Stopped(Exception):  # noqa: N818 (not an error)
+    """A signal asked the run to stop, and the current step is finished."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -19,40 +19,39 @@ class Stopped(Exception):  # noqa: N818 (nothing went wrong)
 
     @property
     def exit_code(self) -> int:
-        """As a shell has it: 130 for SIGINT, 143 for SIGTERM."""
+        """The shell's convention: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + self.signum
 
 
 class Interrupts:
-    """Which signal has arrived: 0 for none."""
+    """Remember the first signal; `signum` is 0 until one arrives."""
 
     def __init__(self) -> None:
         self.signum = 0
 
     def raise_if_any(self) -> None:
-        """Stopped, if a signal has arrived."""
+        """Raise Stopped if a signal has arrived."""
         if self.signum:
             raise Stopped(self.signum)
 
-    def note(self, signum: int, frame: types.FrameType | None) -> None:
+    def handle(self, signum: int, frame: types.FrameType | None) -> None:
         del frame
         if signum == signal.SIGINT and self.signum:
             if sys.stdout.isatty():
                 sys.stdout.write(SHOW_CURSOR + "\n")
                 sys.stdout.flush()
-            # At once: no clean-up, no waiting for a checkpoint that is being written. The one
-            # before is whole.
+            # No cleanup and no waiting for a checkpoint in progress: the previous one is intact.
             os._exit(128 + signum)
         self.signum = self.signum or signum
 
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Take the two signals for the time of the block."""
-    noted = Interrupts()
-    before = {s: signal.signal(s, noted.note) for s in (signal.SIGINT, signal.SIGTERM)}
+    """Handle both signals while the block runs."""
+    received = Interrupts()
+    before = {s: signal.signal(s, received.handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield noted
+        yield received
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

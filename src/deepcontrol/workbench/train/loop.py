@@ -1,131 +1,224 @@
-"""The training loop: steps, and after each epoch an evaluation, a line of metrics, a checkpoint."""
+"""The training loop: steps, and after each epoch an evaluation, records and a checkpoint."""
 
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
 
-from ..runfolder import RunInUseError, lock
+from .. import runfolder
+from ..data import Batch
+from ..metrics import ConfusionMatrix
+from .checkpoint import snapshot
 from .config import Train
-from .devices import choose_device, peak_mib, set_up
-from .distributed import Group, joined
-from .epoch import close_epoch
-from .faults import is_out_of_memory, out_of_memory_at_start
+from .diagnosis import evaluation_fault, memory_fault, memory_fault_at_start, raise_if_not_finite
+from .distributed import Group, choose_device, configure_torch, peak_mib, process_group
+from .evaluate import evaluate, evaluating, split_windows
+from .faults import NotFiniteError, is_out_of_memory
 from .interrupts import Stopped, interrupts
-from .progress import Show, step_words
-from .run import Run, images_in, open_run
-from .saving import snapshot
-from .trouble import memory_fault, raise_if_not_finite
+from .progress import Display, epoch_line, sample_sheet, save_png, step_status
+from .run import TrainingRun, images_in_batch, open_run
 
 
 def train(config: Train, console: Console) -> int:
-    """Train, or go on training, until all epochs are done; returns the exit code."""
-    set_up(config)
+    """Train or resume a run until its last epoch. Return the exit code.
+
+    Raises:
+        ValueError, OSError, FaultError: the message explains the failure to the user.
+    """
+    configure_torch(config)
     with (
-        joined(choose_device(config.device)) as group,
-        interrupts() as noted,
-        locked_by_first(config.out, group),
-        Show(console, group.leads) as show,
+        process_group(choose_device(config.device)) as group,
+        interrupts() as received,
+        lock_by_main(config.out, group),
+        Display(console, group.is_main) as display,
     ):
         try:
-            with open_run(config, group, show, noted) as run:
+            with open_run(config, group, display, received) as run:
                 return train_run(run)
         except Stopped as stopped:
-            show.say(f"{stopped}: there was nothing to save yet.")
+            display.log(f"{stopped}: nothing to save yet.")
             return stopped.exit_code
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            # A run that was opened has its own words for it.
-            raise out_of_memory_at_start(group.device, config.size, config.width) from error
+            # train_run has its own message, so this happened in open_run.
+            raise memory_fault_at_start(group.device, config.size, config.width) from error
 
 
-def train_run(run: Run) -> int:
-    """Train what was opened, and deal with what can come in between."""
+def train_run(run: TrainingRun) -> int:
+    """Train an opened run. Save after a signal; explain an out-of-memory error."""
     try:
         train_epochs(run)
     except Stopped as stopped:
         if run.position.epoch < 0:
             raise
         save(run)
-        run.saver.wait()
-        run.show.say(f"{stopped}: saved at step {run.steps_done}. The same command goes on.")
+        run.writer.wait()
+        run.display.log(
+            f"{stopped}: saved at step {run.steps_done}. Run the same command to resume."
+        )
         return stopped.exit_code
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
     else:
         return 0
-    # Here the error is gone, and with it what its frames held of the memory.
+    # Outside the except block the traceback, and the tensors in its frames, are freed.
     raise memory_fault(run)
 
 
-def train_epochs(run: Run) -> None:
-    """From wherever the run stands to the end of its last epoch."""
+def train_epochs(run: TrainingRun) -> None:
+    """Train from the run's position to the end of its last epoch."""
     position, epochs = run.position, run.config.epochs
-    run.show.say(run.where())
-    if position.epoch < 0:  # what it is like before any training
-        close_epoch(run)
+    run.display.log(run.describe())
+    if position.epoch < 0:  # epoch 0 is the network before training
+        finish_epoch(run)
     while position.epoch < epochs:
-        train_rest_of_epoch(run)
-        close_epoch(run)
+        train_epoch(run)
+        finish_epoch(run)
         if run.saves_after(position.epoch):
             save(run, is_best=position.best_epoch == position.epoch)
-    run.saver.wait()
-    run.show.say(f"all {epochs} epochs are done: {run.config.out}")
+    run.writer.wait()
+    run.display.log(f"finished {epochs} epochs: {run.config.out}")
 
 
-def train_rest_of_epoch(run: Run) -> None:
-    """The steps that are left of the epoch at hand."""
+def train_epoch(run: TrainingRun) -> None:
+    """Run the remaining steps of the current epoch."""
     position, config = run.position, run.config
     epoch, steps = position.epoch + 1, len(run.train)
-    run.show.begin(f"epoch {epoch}/{config.epochs}", steps)
+    run.display.start_bar(f"epoch {epoch}/{config.epochs}", steps)
     mark = time.perf_counter()
     for batch in run.train.epoch(epoch, start=position.step):
-        images = images_in(run.train, position.step)
+        images = images_in_batch(run.train, position.step)
         loss = run.step(batch.images, *run.targets(batch, images))
         run.loss_sum += loss.double() * images
         position.step += 1
         position.images += images
         now = time.perf_counter()
         position.seconds, mark = position.seconds + now - mark, now
-        if run.looks:
-            value = run.gauge.read_after(loss)
-            raise_if_not_finite(run, seen=value)
-            rate, memory = position.images / position.seconds, peak_mib(run.group.device)
-            words = step_words(value.loss, rate, memory, run.work_left(rate))
-            run.show.advance(position.step, words)
-            run.saver.check()
-        if run.looks or run.group.world == 1:  # several processes have to ask at the same step
+        if run.is_check_step:
+            status = run.guard_reader.poll(loss)
+            raise_if_not_finite(run, status)
+            speed, memory = position.images / position.seconds, peak_mib(run.group.device)
+            text = step_status(status.loss, speed, memory, run.images_left(speed))
+            run.display.advance(position.step, text)
+            run.writer.check()
+        # Several processes must ask at the same step.
+        if run.is_check_step or run.group.world_size == 1:
             run.stop_if_asked()
         if config.save_steps and position.step < steps and run.steps_done % config.save_steps == 0:
             save(run)
-    raise_if_not_finite(run)  # which waits for a GPU to have done all of them
+    raise_if_not_finite(run)  # waits until a GPU has finished all steps
     position.seconds += time.perf_counter() - mark
 
 
-def save(run: Run, is_best: bool = False) -> None:
-    """Start to write a checkpoint of where the run stands."""
+def finish_epoch(run: TrainingRun) -> None:
+    """Evaluate, write the epoch's records and pictures, and advance to the next epoch."""
+    started = time.perf_counter()
+    run.group.broadcast_buffers_(run.model)
+    try:
+        matrix, val_loss = _evaluate(run)
+    except NotFiniteError:
+        raise evaluation_fault(run) from None
+    layers = _layer_stats(run)
+    epoch = run.position.epoch + 1
+    sheet = None
+    if epoch in run.config.sample_epochs:
+        sheet = sample_sheet(run.model, run.val, run.step.autocast, run.config.window)
+    metrics = _metrics(run, epoch, val_loss, matrix, started)
+    if run.group.is_main:
+        _write_records(run, metrics, layers)
+        if sheet is not None:
+            save_png(sheet, runfolder.sample_path(run.config.out, epoch))
+    run.display.log(epoch_line(metrics, run.config.epochs))
+    run.advance_epoch(matrix.pixel_error)
+    run.eval_seconds = time.perf_counter() - started
+
+
+def save(run: TrainingRun, is_best: bool = False) -> None:
+    """Copy the run's state and start writing it as a checkpoint."""
     raise_if_not_finite(run)
     run.position.loss_sum = float(run.loss_sum)
     checkpoint = snapshot(run.model, run.optimizer, run.position, run.group)
-    if run.group.leads:
-        run.saver.save(checkpoint, is_best)
+    if run.group.is_main:
+        run.writer.save(checkpoint, is_best)
 
 
 @contextmanager
-def locked_by_first(folder: Path, group: Group) -> Iterator[None]:
-    """Hold the run folder; of several processes one does, and if it cannot, all say why."""
+def lock_by_main(folder: Path, group: Group) -> Iterator[None]:
+    """Hold the run folder's lock in the main process. If it fails, all processes raise."""
     with ExitStack() as stack:
-        refusal = None
-        if group.leads:
+        failure = None
+        if group.is_main:
             try:
-                stack.enter_context(lock(folder))
-            except RunInUseError as error:
-                refusal = str(error)
-        refusal = group.gathered(refusal)[0]
-        if refusal is not None:
-            raise RunInUseError(refusal)
+                stack.enter_context(runfolder.lock(folder))
+            except runfolder.RunInUseError as error:
+                failure = str(error)
+        failure = group.all_gather(failure)[0]
+        if failure is not None:
+            raise runfolder.RunInUseError(failure)
         yield
+
+
+def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float]:
+    """Return the confusion matrix and the mean loss over the validation images."""
+    run.display.start_bar("evaluating", len(run.val))
+    done, loss_sum = 0, torch.zeros((), dtype=torch.float64, device=run.group.device)
+
+    def after_batch(batch: Batch, outputs: Any) -> None:
+        nonlocal done
+        images = images_in_batch(run.val, done)
+        loss = run.objective.loss(outputs, *run.targets(batch, images))
+        loss_sum.add_(run.group.mean(loss).double() * images)
+        done += 1
+        run.display.advance(done)
+        run.stop_if_asked()
+
+    matrix = evaluate(run.model, run.val, run.step.autocast, after_batch, run.config.window)
+    return matrix, float(loss_sum) / len(run.val.cache)
+
+
+def _layer_stats(run: TrainingRun) -> dict[str, Any]:
+    """Compute the layers' statistics on the first window of the first validation batch."""
+    images = split_windows(next(iter(run.val.epoch())).images, run.config.window)[0]
+    has_images = run.group.rank < min(run.val.batch_size, len(run.val.cache))
+    with evaluating(run.model, run.group.device, run.step.autocast):
+        return run.layer_stats.compute(images, run.group, has_images)
+
+
+def _metrics(
+    run: TrainingRun, epoch: int, val_loss: float, matrix: ConfusionMatrix, started: float
+) -> dict[str, Any]:
+    """Return the epoch's record. Only seconds, images_per_s and peak_mib vary between runs."""
+    position, trained = run.position, epoch > 0
+    return {
+        "epoch": epoch,
+        "step": epoch * len(run.train),
+        "train_loss": float(run.loss_sum) / position.images if trained else None,
+        "val_loss": val_loss,
+        "val_error": matrix.pixel_error,
+        "val_mean_iou": matrix.mean_iou,
+        "lr": run.config.learning_rate,
+        "seconds": position.seconds + time.perf_counter() - started,
+        "images_per_s": position.images / position.seconds if trained else None,
+        "peak_mib": peak_mib(run.group.device),
+    }
+
+
+def _write_records(run: TrainingRun, metrics: dict[str, Any], layers: dict[str, Any]) -> None:
+    """Append to layers.jsonl and metrics.jsonl, and write TensorBoard events."""
+    epoch, folder = metrics["epoch"], run.config.out
+    runfolder.append_record(folder / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
+    runfolder.append_record(folder / runfolder.METRICS, metrics)
+    if run.events is None:
+        return
+    names = ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s")
+    values = {name: metrics[name] for name in names if metrics[name] is not None}
+    for layer, about in layers.items():
+        for name, value in about.items():
+            values[f"{name}/{layer}"] = value if name == "open" else value["mean"]
+    run.events.write(values, epoch)

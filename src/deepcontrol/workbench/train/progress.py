@@ -1,31 +1,57 @@
-"""What a run shows: a live line on a terminal, one plain line an epoch everywhere."""
+"""Show the progress of a run: terminal, TensorBoard, pictures of predictions."""
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from torch import Tensor, nn
+
+from ..data import VOID, Batches
+from ..data.batches import PIXEL_MEAN, PIXEL_STD
+from ..data.sheet import colored
+from ..sizes import Size
+from .evaluate import evaluating, predict
+
+SAMPLES_SHOWN = 4
+ERROR_COLOR = (255, 48, 48)
 
 
-class Show:
-    """The run on the screen. Of several processes the one that leads speaks."""
+# Terminal
 
-    def __init__(self, console: Console, speaks: bool = True) -> None:
-        self.console, self.speaks = console, speaks
-        self._bar = Progress(
+
+class Display:
+    """Print lines, and show a live progress bar if the console is a terminal.
+
+    Args:
+        console: rich console.
+        enabled: False in all processes but the main one.
+    """
+
+    def __init__(self, console: Console, enabled: bool = True) -> None:
+        self.console, self.enabled = console, enabled
+        self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[status]}"),
             console=console,
             transient=True,
             refresh_per_second=4,
-            disable=not (speaks and console.is_terminal),
+            disable=not (enabled and console.is_terminal),
         )
         self._task: TaskID | None = None
 
-    def __enter__(self) -> "Show":
-        self._bar.start()
+    def __enter__(self) -> "Display":
+        self._progress.start()
         return self
 
     def __exit__(
@@ -34,55 +60,55 @@ class Show:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        self._progress.stop()
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        if not self.speaks:
+    def log(self, text: str) -> None:
+        """Print a line."""
+        if not self.enabled:
             return
         try:
             self.console.print(escape(text), highlight=False, soft_wrap=True)
-        except (OSError, SystemExit):  # rich would leave when nobody reads any more
-            self.speaks = False  # the run goes on, and metrics.jsonl says the same
+        except (OSError, SystemExit):  # rich exits on a closed pipe; the run must continue
+            self.enabled = False
 
-    def begin(self, what: str, total: int) -> None:
-        """A new bar in the place of the old one."""
+    def start_bar(self, name: str, total: int) -> None:
+        """Replace the progress bar."""
         if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(what, total=total, words="")
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(name, total=total, status="")
 
-    def advance(self, done: int, words: str = "") -> None:
+    def advance(self, done: int, status: str = "") -> None:
         if self._task is not None:
-            self._bar.update(self._task, completed=done, words=words)
+            self._progress.update(self._task, completed=done, status=status)
 
     def decoding(self, name: str, done: int, total: int) -> None:
-        """The first use of a data set takes a while."""
+        """Show how many images of a data set are decoded."""
         if done == 1:
-            self.begin(f"decoding {name}", total)
+            self.start_bar(f"decoding {name}", total)
         self.advance(done)
 
 
-def step_words(loss: float, images_per_s: float, mib: float, images_left: int) -> str:
-    """What stands beside the bar of an epoch; the time left is that of the whole run."""
+def step_status(loss: float, images_per_s: float, mib: float, images_left: int) -> str:
+    """Return the text beside an epoch's bar. The time left is that of the whole run."""
     left = duration(images_left / images_per_s)
     return f"loss {loss:.4f}  {images_per_s:.1f} images/s  {mib:,.0f} MiB  {left} left"
 
 
 def epoch_line(metrics: dict[str, float], epochs: int) -> str:
-    """What is said of an epoch that is done, from its line in metrics.jsonl."""
-    words = [f"epoch {metrics['epoch']}/{epochs}"]
+    """Return the line printed after an epoch, from its record in metrics.jsonl."""
+    parts = [f"epoch {metrics['epoch']}/{epochs}"]
     if metrics["train_loss"] is not None:
-        words.append(f"loss {metrics['train_loss']:.4f}")
-    words.append(f"val error {metrics['val_error']:.2%}")
-    words.append(f"mean IoU {metrics['val_mean_iou']:.3f}")
+        parts.append(f"loss {metrics['train_loss']:.4f}")
+    parts.append(f"val error {metrics['val_error']:.2%}")
+    parts.append(f"mean IoU {metrics['val_mean_iou']:.3f}")
     if metrics["images_per_s"] is not None:
-        words.append(f"{metrics['images_per_s']:.1f} images/s")
-    words += [f"{metrics['peak_mib']:,.0f} MiB", duration(metrics["seconds"])]
-    return "  ".join(words)
+        parts.append(f"{metrics['images_per_s']:.1f} images/s")
+    parts += [f"{metrics['peak_mib']:,.0f} MiB", duration(metrics["seconds"])]
+    return "  ".join(parts)
 
 
 def duration(seconds: float) -> str:
-    """As a clock has it.
+    """Format seconds as M:SS or H:MM:SS.
 
     >>> duration(75), duration(3 * 86400 + 3600)
     ('1:15', '73:00:00')
@@ -90,3 +116,104 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+# TensorBoard
+
+
+class Events:
+    """Write TensorBoard events. After an error, such as a full disk, the run continues without."""
+
+    def __init__(self, folder: Path, next_epoch: int, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._writer: Any = None
+        with self._errors_logged():
+            from torch.utils.tensorboard import SummaryWriter  # TensorBoard is optional
+
+            self._writer = SummaryWriter(str(folder), purge_step=next_epoch)
+
+    def write(self, values: Mapping[str, float], epoch: int) -> None:
+        """Write one scalar per name and flush."""
+        with self._errors_logged():
+            if self._writer is not None:
+                for name, value in values.items():
+                    self._writer.add_scalar(name, value, epoch)
+                self._writer.flush()
+
+    def close(self) -> None:
+        with self._errors_logged():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextmanager
+    def _errors_logged(self) -> Iterator[None]:
+        try:
+            yield
+        except ImportError as error:
+            self._log(f"no TensorBoard events are written: {error}")
+        except OSError as error:
+            self._writer = None
+            self._log(f"TensorBoard events stopped: {error}")
+
+
+# Pictures
+
+
+def sample_sheet(
+    model: nn.Module, batches: Batches, autocast: torch.dtype | None, window: Size | None = None
+) -> NDArray[np.uint8]:
+    """Draw images, labels, predictions and errors side by side, one row per image.
+
+    The images are spread evenly over the split. In distributed training all processes must call
+    this function, and each draws images of its own.
+
+    Returns:
+        The picture, (H, W, 3).
+    """
+    count = len(batches.cache)
+    # Evenly spread, because neighboring images may be frames of one scene.
+    wanted = dict.fromkeys(i * count // SAMPLES_SHOWN for i in range(SAMPLES_SHOWN))
+    rows: list[NDArray[np.uint8]] = []
+    with evaluating(model, batches.device, autocast):
+        for number, batch in enumerate(batches.epoch()):
+            start = number * batches.batch_size
+            offsets = [i - start for i in wanted if 0 <= i - start < batches.batch_size]
+            if not offsets:
+                continue
+            predicted = predict(model, batch.images, window)
+            for offset in offsets:
+                i = min(offset // batches.world, len(predicted) - 1)
+                rows.append(_sample_row(batch.images[i], batch.labels[i], predicted[i], batches))
+    return np.vstack(rows)
+
+
+def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
+    """Write a picture, but never through a symbolic link that leads out of the run folder."""
+    if path.parent.is_symlink():
+        raise OSError(f"{path.parent} is a symbolic link; pictures must stay in the run folder")
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def _sample_row(
+    image: Tensor, labels: Tensor, predicted: Tensor, batches: Batches
+) -> NDArray[np.uint8]:
+    pixels = (image.permute(1, 2, 0).float() * PIXEL_STD + PIXEL_MEAN).round().clamp(0, 255)
+    shown = pixels.to(torch.uint8).cpu().numpy()
+    truth, guess = labels.cpu().numpy(), predicted.to(torch.uint8).cpu().numpy()
+    palette = batches.cache.palette
+    return np.hstack(
+        [shown, colored(truth, palette), colored(guess, palette), _errors(truth, guess, shown)]
+    )
+
+
+def _errors(
+    truth: NDArray[np.uint8], guess: NDArray[np.uint8], shown: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """Draw wrong pixels in red over the darkened image, and void pixels in black."""
+    gray = shown.mean(2, keepdims=True) * 0.5
+    picture = np.repeat(gray, 3, axis=2).astype(np.uint8)
+    picture[(guess != truth) & (truth != VOID)] = ERROR_COLOR
+    picture[truth == VOID] = 0
+    return picture

@@ -1,4 +1,4 @@
-"""A run made ready: everything that a configuration names, built, and put back where it was."""
+"""Prepare a run: build everything from its configuration, and resume from its checkpoint."""
 
 import itertools
 import math
@@ -20,108 +20,115 @@ from ...step import TrainingStep
 from .. import runfolder
 from ..data import Batch, Batches
 from ..optim import sgd
-from ..runfolder import BEST, LAST, PREVIOUS
-from .build import build_data, build_model, build_objective, fit_to_images_, open_sources
-from .checkpoint import CheckpointError, is_whole, load_last
-from .config import CONFIG, Train, check_unchanged, load_config, save_config
-from .devices import choose_autocast, machine
-from .distributed import Group, shard_
-from .events import Events
-from .fingerprint import Fingerprints, check_same_data, fingerprints
-from .guard import Gauge, Guard
+from ..runfolder import BEST, CONFIG, LAST, PREVIOUS
+from .build import (
+    Data,
+    Fingerprints,
+    Objective,
+    Sources,
+    build_data,
+    build_model,
+    build_objective,
+    check_same_data,
+    fingerprints,
+    open_sources,
+    scale_to_images_,
+)
+from .checkpoint import CheckpointError, CheckpointWriter, Position, is_intact, load_last, restore
+from .config import Train, check_unchanged, load_config, save_config
+from .distributed import Group, choose_autocast, describe_machine, shard_
+from .faults import Guard, GuardReader
 from .interrupts import Interrupts, Stopped
-from .objective import Objective
-from .progress import Show
-from .saving import Position, Saver, restore
-from .watch import Watch
+from .layer_stats import LayerStats
+from .progress import Display, Events
 
-# Steps between two looks at the loss, the signals and the other processes. On a GPU they are not
-# each looked at, so that Python never waits for it.
-LOOK_EVERY = {"cpu": 1, "cuda": 16}
+# Steps between two checks of loss, signals and other processes. A check after every step would
+# make Python wait for a GPU.
+CHECK_EVERY = {"cpu": 1, "cuda": 16}
 
 
 @dataclass
-class Run:
-    """All that the loop works with, and where it stands."""
+class TrainingRun:
+    """Everything the training loop works with, and its position."""
 
     config: Train
     group: Group
-    show: Show
+    display: Display
     interrupts: Interrupts
-    model: nn.Module  # not wrapped: what is saved and evaluated
+    model: nn.Module  # without DDP's wrapper; saved and evaluated
     optimizer: torch.optim.Optimizer
     step: TrainingStep
     objective: Objective
-    gauge: Gauge
+    guard_reader: GuardReader
     train: Batches
     val: Batches
     position: Position
-    saver: Saver
-    watch: Watch
-    events: Events | None  # of the process that leads
+    writer: CheckpointWriter
+    layer_stats: LayerStats
+    events: Events | None  # only in the main process
 
     def __post_init__(self) -> None:
-        self.first_step = self.steps_done  # of this process's steps
-        self.closing_seconds = 0.0  # taken by the last epoch's evaluation and what follows it
+        self.first_step = self.steps_done  # where this process started
+        self.eval_seconds = 0.0  # duration of the last evaluation, with records and pictures
         self.loss_sum = torch.tensor(
             self.position.loss_sum, dtype=torch.float64, device=self.group.device
         )
 
     @property
     def steps_done(self) -> int:
-        """In the whole run."""
+        """Steps since the start of the run, over all resumptions."""
         return max(self.position.epoch, 0) * len(self.train) + self.position.step
 
     @property
-    def images_left(self) -> int:
-        """To be seen until the end of the run."""
-        epochs = self.config.epochs - self.position.epoch
-        return epochs * len(self.train.cache) - self.position.images
-
-    def work_left(self, images_per_s: float) -> int:
-        """In images: with the evaluations, as what would be trained on in their time."""
-        evaluations = self.config.epochs - self.position.epoch
-        return self.images_left + round(evaluations * self.closing_seconds * images_per_s)
-
-    @property
-    def looks(self) -> bool:
-        """Whether it is time to look at what happened."""
+    def is_check_step(self) -> bool:
+        """Whether to check loss, signals and other processes after this step."""
         step = self.position.step
-        return step % LOOK_EVERY[self.group.device.type] == 0 or step == len(self.train)
+        return step % CHECK_EVERY[self.group.device.type] == 0 or step == len(self.train)
+
+    def images_left(self, images_per_s: float) -> int:
+        """Return the images until the end; evaluations count as training of the same duration."""
+        epochs = self.config.epochs - self.position.epoch
+        images = epochs * len(self.train.cache) - self.position.images
+        return images + round(epochs * self.eval_seconds * images_per_s)
 
     def saves_after(self, epoch: int) -> bool:
-        """Whether an epoch ends in a checkpoint."""
+        """Return whether an epoch ends with a checkpoint."""
         return epoch % self.config.save_epochs == 0 or epoch == self.config.epochs
 
-    def where(self) -> str:
-        """What is trained, and from where on."""
+    def describe(self) -> str:
+        """Return the line printed when training starts or resumes."""
         config, device = self.config, self.group.device
-        numbers = "fp32" if self.step.autocast is None else "bf16"
-        processes = f", {self.group.world} processes" if self.group.world > 1 else ""
-        at = "from the start"
+        precision = "fp32" if self.step.autocast is None else "bf16"
+        processes = f", {self.group.world_size} processes" if self.group.world_size > 1 else ""
+        start = "starting"
         if self.position.epoch >= 0:
-            at = f"continued after epoch {self.position.epoch}, step {self.position.step}"
+            start = f"resuming after epoch {self.position.epoch}, step {self.position.step}"
         return (
             f"{config.out}: {config.model} {config.norm} on {len(self.train.cache)} images of "
-            f"{config.data}, {len(self.train)} steps an epoch, rate {config.rate:g}, "
-            f"{device.type} {numbers}{processes}; {at}"
+            f"{config.data}, {len(self.train)} steps per epoch, lr {config.learning_rate:g}, "
+            f"{device.type} {precision}{processes}; {start}"
         )
 
     def targets(self, batch: Batch, images: int) -> tuple[Tensor, ...]:
-        """What the loss takes beside the outputs, for a batch of so many images over all."""
+        """Return the loss's arguments after the outputs.
+
+        Args:
+            batch: this process's part of the batch.
+            images: number of images in the batch over all processes.
+        """
         targets = self.objective.targets(batch)
-        if self.group.world == 1:
+        if self.group.world_size == 1:
             return targets
-        return (*targets, self.group.shares(batch.labels, images))
+        return (*targets, self.group.loss_scales(batch.labels, images))
 
     def stop_if_asked(self) -> None:
-        """Stopped, in all processes at once, if one of them got a signal."""
-        signum = self.group.highest(self.interrupts.signum)
+        """Raise Stopped in all processes if one of them received a signal."""
+        signum = self.group.max(self.interrupts.signum)
         if signum:
             raise Stopped(signum)
 
-    def enter_next_epoch(self, error: float) -> None:
-        """The epoch at hand is written down, with this error."""
+    def advance_epoch(self, error: float) -> None:
+        """Move to the next epoch, after the current one was recorded with this error."""
         position = self.position
         position.epoch += 1
         position.step = position.images = 0
@@ -133,8 +140,164 @@ class Run:
             position.best_error, position.best_epoch = error, position.epoch
 
 
-def keep_records(run: Path) -> str:
-    """Put aside what a run has written that was over and has no checkpoint; says so in a line."""
+def images_in_batch(batches: Batches, index: int) -> int:
+    """Return the images in a batch over all processes. The last batch may be smaller."""
+    return min(batches.batch_size, len(batches.cache) - index * batches.batch_size)
+
+
+@contextmanager
+def open_run(
+    config: Train, group: Group, display: Display, interrupts: Interrupts
+) -> Iterator[TrainingRun]:
+    """Build a run and restore its checkpoint, if the run folder has one.
+
+    Raises:
+        ConfigChangedError: the folder holds a run with other settings or other data.
+        CheckpointError: no checkpoint can be read, or it does not match the run.
+    """
+    before, derived_before = _load_started_config(config)
+    sources = open_sources(config)
+    train, val = _load_data(config, sources, group, display, interrupts)
+    data = group.broadcast(fingerprints(train, val) if group.is_main else {})
+    check_same_data(config.out, data, derived_before)
+
+    model = build_model(config, len(sources.train.classes))
+    scale_to_images_(model, config, train.cache)
+    model.to(group.device)
+    if group.device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    wrapped = _wrap(model, config, group)
+    optimizer = sgd(model.parameters(), config.learning_rate, config.momentum, sharded=config.fsdp)
+    position = _resume(config, model, optimizer, group, display, len(train))
+    guard = Guard(optimizer, group)
+    objective = build_objective(config, train.cache, group.device)
+    autocast = choose_autocast(config.precision, group.device)
+    # Steps with collective operations are neither captured nor compiled.
+    engine = "eager" if group.world_size > 1 or config.fsdp else config.engine
+
+    def before_update(loss: Tensor) -> Tensor:
+        loss = guard(loss)
+        if config.clip_grad_norm is not None:
+            # Finite gradients with a norm that overflows are clipped to zero.
+            clip_grad_norm_(model.parameters(), config.clip_grad_norm)
+        return loss
+
+    step = TrainingStep(wrapped, objective.loss, optimizer, engine, autocast, before_update)
+    events = None
+    if group.is_main:
+        if position is None and _is_finished(config.out, (before or config).epochs):
+            display.log(archive_records(config.out))  # before config.json changes
+        machine = describe_machine(group.device, autocast)
+        save_config(config, derived_values(config, model, train, val, data), about(machine))
+        epoch = -1 if position is None else position.epoch
+        for name in (runfolder.METRICS, runfolder.LAYERS):
+            runfolder.truncate_records(config.out / name, epoch)
+        (config.out / runfolder.DIVERGED).unlink(missing_ok=True)  # the run gets another try
+        events = Events(config.out, epoch + 1, display.log)
+    writer = CheckpointWriter(config.out)
+    try:
+        yield TrainingRun(
+            config=config,
+            group=group,
+            display=display,
+            interrupts=interrupts,
+            model=model,
+            optimizer=optimizer,
+            step=step,
+            objective=objective,
+            guard_reader=GuardReader(guard),
+            train=train,
+            val=val,
+            position=Position() if position is None else position,
+            writer=writer,
+            layer_stats=LayerStats(model),
+            events=events,
+        )
+    finally:
+        writer.close()
+        if events is not None:
+            events.close()
+
+
+def _load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:
+    """Return the configuration and derived values of the run in the folder, if there is one."""
+    if (config.out / CONFIG).exists():
+        before, derived = load_config(config.out)
+        check_unchanged(config, before)
+        return before, derived
+    if any((config.out / name).exists() for name in (LAST, PREVIOUS)):
+        raise CheckpointError(
+            f"{config.out} has a checkpoint but no {CONFIG}, so its settings are unknown; restore "
+            "the file or choose another --out"
+        )
+    return None, {}
+
+
+def _load_data(
+    config: Train, sources: Sources, group: Group, display: Display, interrupts: Interrupts
+) -> Data:
+    def progress(name: str, done: int, total: int) -> None:
+        display.decoding(name, done, total)
+        interrupts.raise_if_any()  # decoding can take minutes
+
+    data = build_data(config, sources, group, progress)
+    if not data.val.cache.histogram.any():
+        raise ValueError(f"{data.val.cache.name}: no pixel has a label, so there is no error")
+    return data
+
+
+def _wrap(model: nn.Module, config: Train, group: Group) -> nn.Module:
+    """Wrap the model in DDP or shard it with FSDP, if several processes train."""
+    if config.fsdp and not torch.distributed.is_initialized():
+        raise ValueError("--fsdp needs several processes; start them with torchrun")
+    if config.engine.startswith("compile") and group.world_size > 1:
+        raise ValueError(f"--engine {config.engine} needs a single process; use eager or graph")
+    if config.fsdp:
+        return shard_(model, group)
+    return DistributedDataParallel(model) if group.world_size > 1 else model
+
+
+def _resume(
+    config: Train,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: Group,
+    display: Display,
+    steps_per_epoch: int,
+) -> Position | None:
+    """Restore the last checkpoint and return its position, or None if there is none."""
+    # Only the main process reads it: network file systems may show other machines an older one.
+    checkpoint = group.broadcast(load_last(config.out, display.log) if group.is_main else None)
+    if checkpoint is None:
+        return None
+    position = restore(checkpoint, model, optimizer, group)
+    if position.step > steps_per_epoch:  # equal if the run stopped before its evaluation
+        raise CheckpointError(
+            f"the checkpoint is at step {position.step}, but an epoch has {steps_per_epoch} steps"
+        )
+    if position.epoch > config.epochs:
+        raise ValueError(
+            f"{config.out} has done {position.epoch} epochs, more than --epochs {config.epochs}"
+        )
+    has_best = group.broadcast(is_intact(config.out / BEST) if group.is_main else None)
+    if position.best_epoch > 0 and not has_best:
+        outlook = "no epoch is left to replace it"
+        if position.epoch < config.epochs:
+            outlook = "the best of the remaining epochs will replace it"
+        display.log(f"checkpoint {BEST} is missing or damaged; {outlook}")
+        position.best_error, position.best_epoch = math.inf, -1
+    return position
+
+
+def _is_finished(run: Path, epochs: int) -> bool:
+    """Return whether a run has diverged or recorded all its epochs."""
+    metrics = run / runfolder.METRICS
+    diverged = (run / runfolder.DIVERGED).exists() and metrics.exists()
+    return diverged or runfolder.last_epoch(metrics) >= epochs
+
+
+def archive_records(run: Path) -> str:
+    """Rename the records of a finished run without a checkpoint. Return a line for the log."""
     count = next(
         n for n in itertools.count(1) if not (run / f"{runfolder.METRICS}.old{n}").exists()
     )
@@ -142,160 +305,43 @@ def keep_records(run: Path) -> str:
         if (run / name).exists():
             (run / name).replace(run / f"{name}.old{count}")
     return (
-        f"it was over and has no checkpoint: it begins anew, and what it had written is in "
-        f"{runfolder.METRICS}.old{count} and beside it"
+        "Run is finished but has no checkpoint; restarting it. "
+        f"Its records are kept as {runfolder.METRICS}.old{count} etc."
     )
 
 
-def images_in(batches: Batches, number: int) -> int:
-    """Images in batch `number` of an epoch, over all processes: the last may have fewer."""
-    return min(batches.batch_size, len(batches.cache) - number * batches.batch_size)
-
-
-@contextmanager
-def open_run(config: Train, group: Group, show: Show, noted: Interrupts) -> Iterator[Run]:
-    """Build what the configuration names and go to where the run folder's checkpoint is."""
-    before: dict[str, Any] = {}
-    epochs_before = config.epochs
-    if (config.out / CONFIG).exists():
-        started, before = load_config(config.out)
-        check_unchanged(config, started)
-        epochs_before = started.epochs
-    elif any((config.out / name).exists() for name in (LAST, PREVIOUS)):
-        raise CheckpointError(
-            f"{config.out} has a checkpoint and no {CONFIG}, which would say of what run it is: "
-            "put it back, or choose another --out"
-        )
-    sources = open_sources(config)
-
-    def decoding(name: str, done: int, total: int) -> None:
-        show.decoding(name, done, total)
-        noted.raise_if_any()  # it can take minutes
-
-    train, val = build_data(config, sources, group, decoding)
-    if not val.cache.histogram.any():
-        raise ValueError(f"{val.cache.name}: no pixel has a label, so nothing could be evaluated")
-    data = group.from_first(fingerprints(train, val) if group.leads else {})
-    check_same_data(config.out, data, before)
-    model = build_model(config, len(sources.train.classes))
-    fit_to_images_(model, config, train.cache)
-    model.to(group.device)
-    if group.device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    wrapped = wrap(model, config, group)
-    optimizer = sgd(model.parameters(), config.rate, config.momentum, sharded=config.fsdp)
-    # One process reads it for all: on other machines the folder may look older than it is.
-    checkpoint = group.from_first(load_last(config.out, show.say) if group.leads else None)
-    position = Position()
-    if checkpoint is not None:
-        position = restore(checkpoint, model, optimizer, group)
-        if position.step > len(train):  # all steps may be done, and the evaluation not yet
-            raise CheckpointError(f"no step {position.step} in an epoch of {len(train)}")
-        if position.epoch > config.epochs:
-            raise ValueError(
-                f"{config.out} has done {position.epoch} epochs, more than --epochs {config.epochs}"
-            )
-        best_is_there = group.from_first(is_whole(config.out / BEST) if group.leads else None)
-        if position.best_epoch > 0 and not best_is_there:
-            to_come = "the best of the epochs to come takes its place"
-            none = "and no epoch is left to take its place"
-            show.say(
-                f"{BEST} is gone or damaged: {to_come if position.epoch < config.epochs else none}"
-            )
-            position.best_error, position.best_epoch = math.inf, -1
-    guard = Guard(optimizer, group)
-    objective = build_objective(config, train.cache, group.device)
-    autocast = choose_autocast(config.precision, group.device)
-    # What several processes do together is neither captured nor compiled.
-    engine = "eager" if group.world > 1 or config.fsdp else config.engine
-
-    def before_update(loss: Tensor) -> Tensor:
-        loss = guard(loss)
-        if config.clip_grad_norm is not None:  # a norm that overflows leaves nothing of it
-            clip_grad_norm_(model.parameters(), config.clip_grad_norm)
-        return loss
-
-    step = TrainingStep(wrapped, objective.loss, optimizer, engine, autocast, before_update)
-    events = None
-    if group.leads:
-        of_run = derived(config, model, train, val, data)
-        written = config.out / runfolder.METRICS
-        was_over = (config.out / runfolder.DIVERGED).exists() and written.exists()
-        if checkpoint is None and (was_over or runfolder.last_epoch(written) >= epochs_before):
-            show.say(keep_records(config.out))  # before config.json says something else of it
-        save_config(config, of_run, about(machine(group.device, autocast)))
-        for name in (runfolder.METRICS, runfolder.LAYERS):
-            runfolder.truncate_records(config.out / name, position.epoch)
-        (config.out / runfolder.DIVERGED).unlink(missing_ok=True)  # it is tried again
-        events = Events(config.out, position.epoch + 1, show.say)
-    saver = Saver(config.out)
-    try:
-        yield Run(
-            config=config,
-            group=group,
-            show=show,
-            interrupts=noted,
-            model=model,
-            optimizer=optimizer,
-            step=step,
-            objective=objective,
-            gauge=Gauge(guard),
-            train=train,
-            val=val,
-            position=position,
-            saver=saver,
-            watch=Watch(model),
-            events=events,
-        )
-    finally:
-        saver.close()
-        if events is not None:
-            events.close()
-
-
-def wrap(model: nn.Module, config: Train, group: Group) -> nn.Module:
-    """The model as several processes train it: replicated, or sharded."""
-    if config.fsdp and not torch.distributed.is_initialized():
-        raise ValueError("--fsdp shards over processes: start them with torchrun")
-    if config.engine.startswith("compile") and group.world > 1:
-        raise ValueError(f"--engine {config.engine} is for one process: choose eager or graph")
-    if config.fsdp:
-        return shard_(model, group)
-    return DistributedDataParallel(model) if group.world > 1 else model
-
-
-def derived(
+def derived_values(
     config: Train, model: nn.Module, train: Batches, val: Batches, data: Fingerprints
 ) -> Mapping[str, Any]:
-    """What follows from the configuration and the data, for those who read the run folder."""
+    """Return the values that config.json holds beside the configuration."""
     return {
-        "lr": config.rate,
+        "lr": config.learning_rate,
         "parameters": sum(p.numel() for p in model.parameters()),
         "classes": list(train.cache.classes),
-        "colours": [list(color) for color in train.cache.palette],
+        "colors": [list(color) for color in train.cache.palette],
         "steps_per_epoch": len(train),
         "train_images": len(train.cache),
-        "image_size": list(train.cache.size),  # of which training sees crops of config's size
+        "image_size": list(train.cache.size),  # before cropping to the training size
         "val_images": len(val.cache),
         "fingerprints": data,
     }
 
 
-def about(made_on: str) -> Mapping[str, Any]:
-    """By which code a run is made, and on what."""
+def about(machine: str) -> Mapping[str, Any]:
+    """Return the versions, the commit and the machine of this process."""
     versions = {
         "deepcontrol": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    return {"versions": versions, "commit": commit(), "machine": made_on}
+    return {"versions": versions, "commit": _commit(), "machine": machine}
 
 
-def commit() -> str | None:
-    """The commit that this code lies at, if it lies in a repository of its own."""
+def _commit() -> str | None:
+    """Return the commit of this code, if it is in a git repository."""
     command = ["git", "rev-parse", "HEAD"]
     try:
         found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:  # there is no git
+    except OSError:  # git is not installed
         return None
     return found.stdout.strip() or None

@@ -1,0 +1,342 @@
+"""Find which module consumes the output of which: the condition for fusing two modules.
+
+torch.fx traces the model's Python code, in training and in eval mode, and with optional arguments
+omitted and given. If the code branches on its input (on its shape, to pad it), both branches are
+traced. If torch.fx cannot trace a model as a whole, each of its children is traced separately, and
+an nn.Sequential that cannot be traced calls its children in order.
+
+Code that could not be traced may also call a module inside of a traced part. Such modules are
+unconfirmed until an example input shows that they are called only from within their part. All
+untraced code counts as UNKNOWN, and UNKNOWN always prevents a fusion.
+"""
+
+import copy
+import inspect
+import itertools
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.hooks import RemovableHandle
+
+from ..nn import AGC1d, AGC2d, AGC3d, AGCLinear
+from ..ops.layout import positions
+
+_LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
+_AVERAGE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_FUNCTIONAL_POOLS = tuple(getattr(nn.functional, f"adaptive_avg_pool{d}d") for d in (1, 2, 3))
+_MAX_BRANCHES = 4  # per path; each one doubles the number of paths
+
+
+class Other(Enum):
+    """A producer or consumer that is not a module."""
+
+    UNKNOWN = "a function, an input or output, or untraced code"
+    GLOBAL_POOL = "the mean of each map"
+
+
+Endpoint = nn.Module | Other
+
+
+@dataclass
+class Dataflow:
+    """Producers and consumers of each module, over all of its calls.
+
+    traced_in maps a module to the part of the model that was traced to find its neighbors.
+    unconfirmed are the modules that untraced code may call as well.
+    """
+
+    producers: dict[nn.Module, set[Endpoint]] = field(default_factory=lambda: defaultdict(set))
+    consumers: dict[nn.Module, set[Endpoint]] = field(default_factory=lambda: defaultdict(set))
+    traced_in: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    unconfirmed: set[nn.Module] = field(default_factory=set)
+
+    def connect(self, producer: Endpoint, consumer: Endpoint) -> None:
+        if isinstance(producer, nn.Module):
+            self.consumers[producer].add(consumer)
+        if isinstance(consumer, nn.Module):
+            self.producers[consumer].add(producer)
+
+    def sole_producer(self, module: nn.Module) -> nn.Module | None:
+        """Return the module that produces every input of `module`, or None."""
+        return _sole(self.producers[module])
+
+    def sole_consumer(self, module: nn.Module) -> nn.Module | None:
+        """Return the module that consumes every output of `module`, or None."""
+        return _sole(self.consumers[module])
+
+    def feeds_global_pool(self, module: nn.Module) -> bool:
+        """Whether global average pooling directly follows the module."""
+        return any(_is_global_pool(consumer) for consumer in self.consumers[module])
+
+
+def trace_dataflow(model: nn.Module, targets: Iterable[nn.Module], example: Any = None) -> Dataflow:
+    """Trace the producers and consumers of the target modules, as far as possible.
+
+    Args:
+        model: The model to trace. It is not changed.
+        targets: The modules to find the neighbors of.
+        example: An input of the model, a tuple of inputs or a dict of keyword arguments. If given,
+            the model runs once to confirm the modules of separately traced parts.
+    """
+    flow = Dataflow()
+    _trace_parts(model, set(targets), flow, _parents(model))
+    in_parts = {module: part for module, part in flow.traced_in.items() if part is not model}
+    flow.unconfirmed = set(in_parts)
+    if in_parts and example is not None:
+        flow.unconfirmed -= _called_only_inside(model, in_parts, example)
+    return flow
+
+
+def observe_maps(
+    model: nn.Module, norms: Iterable[nn.Module], example: Any
+) -> dict[nn.Module, tuple[int, int]]:
+    """Run an example; return (spatial dimensions, positions) of the largest map of each norm.
+
+    Norms that the example does not reach are missing from the result.
+    """
+    observed: dict[nn.Module, tuple[int, int]] = {}
+
+    def record(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        x = args[0] if args else kwargs["input"]
+        observed[module] = max(observed.get(module, (0, 0)), (x.dim() - 2, positions(x)))
+
+    hooks = [norm.register_forward_pre_hook(record, with_kwargs=True) for norm in norms]
+    _run_example(model, example, hooks)
+    return observed
+
+
+def is_plain_sequential(module: nn.Module) -> bool:
+    """Whether a module is an nn.Sequential with nn.Sequential's own forward."""
+    overridden = type(module).forward is not nn.Sequential.forward or "forward" in vars(module)
+    return isinstance(module, nn.Sequential) and not overridden
+
+
+def _trace_parts(
+    root: nn.Module,
+    targets: set[nn.Module],
+    flow: Dataflow,
+    parents: dict[nn.Module, list[nn.Module]],
+) -> None:
+    """Trace root; then trace each child of root that contains targets not found yet."""
+    found = _trace_fx(root)
+    if not found.producers and is_plain_sequential(root):
+        found = _sequential_dataflow(root)
+    inside = set(root.modules())
+    called = set(found.producers) - set(flow.producers)
+    for module in called:
+        flow.traced_in[module] = root
+        for producer in found.producers[module]:
+            flow.connect(producer, module)
+        for consumer in found.consumers[module]:
+            flow.connect(module, consumer)
+        if not inside.issuperset(parents[module]):  # a parent outside of root can call it as well
+            flow.connect(Other.UNKNOWN, module)
+            flow.connect(module, Other.UNKNOWN)
+    for child in root.children():
+        if not isinstance(child, _LEAVES) and targets & set(child.modules()) - set(flow.producers):
+            _trace_parts(child, targets, flow, parents)
+
+
+def _parents(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
+    """Map each module to its parents; a shared module has several."""
+    found = defaultdict(list)
+    for parent in model.modules():
+        for child in parent._modules.values():
+            if child is not None:
+                found[child].append(parent)
+    return found
+
+
+class _PathTracer(fx.Tracer):
+    """Trace one path through the code.
+
+    The first branches on an input are taken as given in `branches`, further ones as true.
+    """
+
+    def __init__(self, branches: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.branches = branches
+        self.taken: list[bool] = []
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _LEAVES) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        # A slice of an nn.Sequential is a new module without a name: trace through it.
+        if is_plain_sequential(m) and all(m is not own for own in self.root.modules()):
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        if len(self.taken) == _MAX_BRANCHES:
+            return super().to_bool(obj)  # raises TraceError
+        i = len(self.taken)
+        self.taken.append(self.branches[i] if i < len(self.branches) else True)
+        return self.taken[-1]
+
+
+def _trace_fx(root: nn.Module) -> Dataflow:
+    """Return the dataflow over all paths through root's code; empty if one cannot be traced."""
+    flow = Dataflow()
+    if "forward" in vars(root):  # torch.fx would trace the forward of the class instead
+        return flow
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # models warn about values that a Proxy does not have
+            graphs = list(_path_graphs(root))
+    except Exception:  # a model's code can raise anything when its input has no values
+        return flow
+    for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
+        if node.op == "get_attr":  # a parameter read by name: its module is not only called
+            owner = root.get_submodule(node.target.rpartition(".")[0])
+            flow.connect(owner, Other.UNKNOWN)
+            flow.connect(Other.UNKNOWN, owner)
+        elif not _is_identity(node, root):
+            for source in node.all_input_nodes:
+                while _is_identity(source, root):
+                    source = source.all_input_nodes[0]
+                flow.connect(_endpoint(source, root), _endpoint(node, root))
+    return flow
+
+
+def _path_graphs(root: nn.Module) -> Iterator[fx.Graph]:
+    """Yield the graph of every path through root's code; raise if a path cannot be traced."""
+    copied = _copy_for_tracing(root)
+    omitted = _optional_arguments(root)
+    for training in (True, False) if copied is not root else (root.training,):
+        if copied is not root:
+            copied.train(training)
+        for concrete_args in ({}, omitted) if omitted else ({},):
+            paths: list[tuple[bool, ...]] = [()]
+            while paths:
+                path = paths.pop()
+                tracer = _PathTracer(path)
+                yield tracer.trace(copied, concrete_args)
+                paths += [(*tracer.taken[:i], False) for i in range(len(path), len(tracer.taken))]
+
+
+def _optional_arguments(root: nn.Module) -> dict[str, Any]:
+    """Return the arguments of root's forward that default to None.
+
+    torch.fx passes a Proxy for every argument, so the code that runs without them needs a trace of
+    its own.
+    """
+    parameters = inspect.signature(type(root).forward).parameters
+    return {name: None for name, parameter in parameters.items() if parameter.default is None}
+
+
+def _copy_for_tracing(root: nn.Module) -> nn.Module:
+    """Return a copy of root that shares its tensors, or root if it cannot be copied.
+
+    Code that caches a value (LeViT caches its attention biases) stores a Proxy while it is traced,
+    which would stay in the model.
+    """
+    shared = {id(a): a for a in (*root.parameters(), *root.buffers())}
+    try:
+        return copy.deepcopy(root, shared)
+    except Exception:  # a module may hold anything, locks and files included
+        return root
+
+
+def _sequential_dataflow(root: nn.Module) -> Dataflow:
+    """Return the dataflow of an nn.Sequential, which calls its children in order."""
+    flow = Dataflow()
+    # By name: children() lists a module that is registered twice only once.
+    layers = [layer for layer in root._modules.values() if type(layer) is not nn.Identity]
+    chain: list[Any] = [Other.UNKNOWN, *layers, Other.UNKNOWN]
+    for producer, consumer in itertools.pairwise(chain):
+        flow.connect(producer, consumer)
+    return flow
+
+
+def _endpoint(node: fx.Node, root: nn.Module) -> Endpoint:
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))
+    return Other.GLOBAL_POOL if _is_global_mean(node) else Other.UNKNOWN
+
+
+def _is_identity(node: fx.Node, root: nn.Module) -> bool:
+    return node.op == "call_module" and type(_endpoint(node, root)) is nn.Identity
+
+
+def _is_global_mean(node: fx.Node) -> bool:
+    """Whether a node that is not a module takes the mean of each map."""
+    if node.target in _FUNCTIONAL_POOLS:
+        return _is_one(node.kwargs.get("output_size", node.args[-1]))
+    if node.target not in ("mean", torch.mean):
+        return False
+    dims: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else ())
+    return isinstance(dims, (tuple, list)) and set(dims) in ({2, 3}, {-1, -2}, {2, 3, 4})
+
+
+def _is_global_pool(consumer: Endpoint) -> bool:
+    return consumer is Other.GLOBAL_POOL or (
+        isinstance(consumer, _AVERAGE_POOLS) and _is_one(consumer.output_size)
+    )
+
+
+def _is_one(size: Any) -> bool:
+    return set(size) == {1} if isinstance(size, (tuple, list)) else size == 1
+
+
+def _sole(endpoints: set[Endpoint]) -> nn.Module | None:
+    if len(endpoints) != 1:
+        return None
+    (endpoint,) = endpoints
+    return endpoint if isinstance(endpoint, nn.Module) else None
+
+
+def _called_only_inside(
+    model: nn.Module, parts: Mapping[nn.Module, nn.Module], example: Any
+) -> set[nn.Module]:
+    """Return the modules that the example calls, and only while their part of the model runs."""
+    running: Counter[nn.Module] = Counter()
+    inside, outside = set[nn.Module](), set[nn.Module]()
+
+    def enter(part: nn.Module, *_: Any) -> None:
+        running[part] += 1
+
+    def leave(part: nn.Module, *_: Any) -> None:
+        running[part] -= 1
+
+    def record(module: nn.Module, *_: Any) -> None:
+        (inside if running[parts[module]] else outside).add(module)
+
+    hooks = [module.register_forward_pre_hook(record) for module in parts]
+    for part in set(parts.values()):
+        hooks.append(part.register_forward_pre_hook(enter, prepend=True))
+        hooks.append(part.register_forward_hook(leave, always_call=True))
+    _run_example(model, example, hooks)
+    return inside - outside
+
+
+def _run_example(model: nn.Module, example: Any, hooks: Iterable[RemovableHandle]) -> None:
+    """Run the model once in eval mode without gradients; then remove the hooks.
+
+    Training flags are restored, so the model does not change.
+    """
+    training = [module for module in model.modules() if module.training]
+    args, kwargs = _arguments(example)
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(*args, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module in training:
+            module.training = True
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example, dict):
+        return (), example
+    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})

@@ -1,0 +1,136 @@
+"""Choose the path of a tensor: Triton kernels, registered ops or plain PyTorch.
+
+Detects torch.compile, export, tracing and functorch transforms. `fallback_reason` decides whether
+the kernels run and says why not; `deepcontrol doctor` prints its answer. DEEPCONTROL_KERNELS=off
+forces the plain path and is read at each call.
+"""
+
+import functools
+import importlib.util
+import math
+import os
+
+import torch
+from torch import Tensor
+
+from .layout import flat_strides, is_batched, shape_cache
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def fallback_reason(z: Tensor) -> str | None:
+    """Return why z (N, C, *) takes the plain path, or None if the kernels run."""
+    if not z.is_cuda:
+        return f"the kernels run on CUDA devices, not on {z.device.type}"
+    reason = device_fallback_reason(z.device.index)
+    if reason is not None:
+        return reason
+    return shape_cache(_maps_fallback_reason, z.dtype, z.shape, z.stride())
+
+
+def _maps_fallback_reason(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> str | None:
+    if dtype not in DTYPES:
+        return f"the kernels take bf16, fp16 and fp32, not {dtype}"
+    if 0 in shape:
+        return "the tensor is empty: there is nothing to compute"
+    map_strides, positions = flat_strides(shape, strides), math.prod(shape[2:])
+    if map_strides is None:
+        return f"the positions of a map are not evenly spaced in memory: strides {strides}"
+    # A program takes up to 2^13 positions of one map, or up to 2^6 small maps.
+    far = map_strides[2] >= 2**18 or (positions < 2**13 and map_strides[1] >= 2**25)
+    if far or max(shape[0] * shape[1], positions) >= 2**31:
+        return "the kernels count in 32 bits within a block of maps"
+    return None
+
+
+def uses_kernels(z: Tensor, traced: bool = False) -> bool:
+    """Return whether a kernel processes z.
+
+    Args:
+        traced: A compiler traces the call and launches the kernel later, on a real tensor.
+    """
+    # A subclass (a fake tensor, a distributed one) has no memory of its own to pass to a kernel.
+    return (traced or type(z) in (Tensor, torch.nn.Parameter)) and fallback_reason(z) is None
+
+
+def device_fallback_reason(device: int | None) -> str | None:
+    """Return why no tensor on that CUDA device takes the kernels, or None."""
+    if kernel_switch() == "off":  # before the cache: the variable may change within one process
+        return "DEEPCONTROL_KERNELS=off"
+    return _device_fallback_reason(device)
+
+
+def kernel_switch() -> str:
+    """Return DEEPCONTROL_KERNELS: "on", the default, or "off"."""
+    value = os.environ.get("DEEPCONTROL_KERNELS", "on")
+    if value not in ("on", "off"):
+        raise ValueError(f"DEEPCONTROL_KERNELS must be on or off, not {value!r}")
+    return value
+
+
+@functools.cache
+def _device_fallback_reason(device: int | None) -> str | None:
+    if torch.version.hip is not None:
+        return "the kernels are tested on NVIDIA devices only"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):  # no bf16, and no memory ordering that Triton guarantees
+        return f"the kernels need compute capability 8.0, the device has {capability}"
+    return None
+
+
+def needs_plain_ops() -> bool:
+    """Return whether the caller can only handle aten ops: export, tracing, torch.func.
+
+    torch.func (vmap, grad, jvp) rejects the autograd of ops made with torch.library, and
+    forward-mode differentiation has no rule for them.
+    """
+    return (
+        _is_exporting()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def compiles_with_ops() -> bool:
+    """Return whether torch.compile is tracing and can use the registered ops, which need Triton."""
+    return torch.compiler.is_compiling() and register_ops()
+
+
+def needs_differentiable_backward(grad: Tensor, grad_mean: Tensor | None = None) -> bool:
+    """Return whether a backward must be plain PyTorch.
+
+    That is the case for second derivatives, where autograd differentiates the backward, and for
+    batched gradients.
+    """
+    return torch.is_grad_enabled() or grad_mean is not None or is_batched(grad)
+
+
+def register_ops() -> bool:
+    """Register the ops for torch.compile; return False without Triton.
+
+    Called when a model is compiled and not at import, because it imports Triton and the compiler.
+    """
+    try:
+        from .triton import agc, agc_pool, gain, pool
+    except ModuleNotFoundError as missing:
+        if missing.name != "triton":
+            raise
+        return False
+    for module in (agc, agc_pool, gain, pool):
+        module.register()
+    return True
+
+
+def _is_exporting() -> bool:
+    return torch.compiler.is_exporting()  # True inside torch 2.11's compiler if traced into
+
+
+# Has the effect of torch.compiler.assume_constant_result without importing the compiler: dynamo
+# calls the function while it traces and keeps the answer.
+for _constant in (register_ops, _is_exporting):
+    _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]

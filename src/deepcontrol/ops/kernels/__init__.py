@@ -1,1 +1,0 @@
-"""Triton kernels. Nothing here is imported until a tensor needs it: see backend.py."""

@@ -1,0 +1,1 @@
+"""Triton kernels, one file per op; imported only when a tensor needs them."""

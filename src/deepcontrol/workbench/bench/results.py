@@ -1,0 +1,272 @@
+"""Read and write CSV files of benchmark results, and print them as tables."""
+
+import csv
+import datetime
+import hashlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.table import Table
+
+from ..hardware import hardware
+
+Row = dict[str, str]
+
+# Written last, in this order.
+PROVENANCE = (
+    "hardware", "cores", "python", "torch", "cuda", "cudnn", "triton", "source", "run", "date",
+)  # fmt: skip
+# Values in files of earlier versions, by column.
+RENAMED = {
+    "group": {"fit": "max-batch", "shares": "profile"},
+    "part": {"optimiser": "optimizer"},
+}
+CONTENDER_NAMES = {
+    "agc": "AGC",
+    "one-liner": "AGC, plain PyTorch",
+    "bn": "BatchNorm",
+    "bn-byte-pool": "BatchNorm, byte pooling",
+    "bn-folded": "BatchNorm, folded",
+    "gn": "GroupNorm",
+    "in": "InstanceNorm",
+    "none": "no normalization",
+}
+GROUP_NAMES = {
+    "segnet": "SegNet",
+    "resnet50": "ResNet-50",
+    "unet3d": "3-D U-Net",
+    "neuron": "One neuron, training",
+    "inference": "One neuron, inference",
+}
+ENGINE_NAMES = {
+    "eager": "eager",
+    "compile": "torch.compile",
+    "graph": "CUDA graph",
+    "compile+graph": "torch.compile + CUDA graph",
+}
+
+
+def versions(device: str) -> Row:
+    """Return the versions of the software that a time depends on."""
+    found = {"python": platform.python_version(), "torch": torch.__version__}
+    if device == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        try:
+            found["triton"] = importlib.metadata.version("triton")
+        except importlib.metadata.PackageNotFoundError:
+            found["triton"] = "none"
+    return found
+
+
+def provenance(device: str) -> Row:
+    """Return hardware, core count, versions and date, as columns."""
+    return {
+        "hardware": hardware(device),
+        "cores": str(os.cpu_count()),
+        **versions(device),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def source_hash() -> str:
+    """Return a short hash of the source code that is measured."""
+    package = Path(__file__).parents[2]
+    files = sorted(
+        path
+        for part in ("ops", "nn", "workbench/models")
+        for path in (package / part).rglob("*.py")
+    )
+    files.append(package / "step.py")
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:10]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a CSV; empty cells are dropped from the rows. A missing file has no rows."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [
+            {k: RENAMED.get(k, {}).get(v, v) for k, v in row.items() if v}
+            for row in csv.DictReader(file)
+        ]
+
+
+def has_row(path: Path, key: Mapping[str, object]) -> bool:
+    """Check whether a CSV has a row with all these values."""
+    return any(all(row.get(k) == str(v) for k, v in key.items()) for row in read_rows(path))
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as CSV. The file is replaced atomically, so it is never half written."""
+    found = dict.fromkeys(key for row in rows for key in row)
+    columns = [c for c in found if c not in PROVENANCE] + [c for c in PROVENANCE if c in found]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    with unfinished.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    unfinished.replace(path)
+
+
+def write_results(
+    path: Path, rows: Sequence[Mapping[str, object]], device: str, append: bool = False
+) -> None:
+    """Write rows with their provenance as CSV; append=True keeps the rows of the file."""
+    here, before = provenance(device), read_rows(path) if append else []
+    write_rows(path, [*before, *({**row, **here} for row in rows)])
+    print(f"Wrote {path}")
+
+
+def cell_of(row: Row) -> tuple[str, ...]:
+    """Return the values that comparable rows share: network, size, batch, dtype, width."""
+    return tuple(row[k] for k in ("group", "size", "batch", "dtype", "width"))
+
+
+def cells(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Group the timed rows by cell, in the order in which cells first appear."""
+    timed = [row for row in rows if "ms_p50" in row or ("error" in row and "part" not in row)]
+    order = list(dict.fromkeys(map(cell_of, timed)))
+    ordered = sorted(timed, key=lambda row: (order.index(cell_of(row)), _row_order(row)))
+    for _, members in groupby(ordered, cell_of):
+        yield list(members)
+
+
+def _row_order(row: Row) -> tuple[int, int]:
+    known = (list(CONTENDER_NAMES), row["contender"]), (list(ENGINE_NAMES), row["engine"])
+    contender, engine = (names.index(n) if n in names else len(names) for names, n in known)
+    return contender, engine
+
+
+def cell_title(row: Row) -> str:
+    """Name a row's cell.
+
+    >>> row = {"group": "segnet", "size": "256x512", "batch": "8", "dtype": "bf16", "width": "1"}
+    >>> cell_title(row)
+    'SegNet, 256x512, batch 8, bf16'
+    """
+    width = "" if row["width"] == "1" else f", width {row['width']}"
+    group = GROUP_NAMES.get(row["group"], row["group"])
+    return f"{group}, {row['size']}, batch {row['batch']}, {row['dtype']}{width}"
+
+
+def contender_name(row: Row) -> str:
+    return CONTENDER_NAMES.get(row["contender"], row["contender"])
+
+
+def tables(rows: Sequence[Row]) -> Iterator[Table]:
+    """Yield a table per cell, then the tables of the ops, the profile and the largest batch."""
+    for members in cells(rows):
+        yield step_table(members)
+    if found := [row for row in rows if "us_p50" in row]:
+        yield op_table(found)
+    if found := [row for row in rows if "gpu_ms" in row]:
+        yield profile_table(found)
+    if found := [row for row in rows if "largest_batch" in row]:
+        yield max_batch_table(found)
+
+
+def _new_table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    for name in words:
+        table.add_column(name, no_wrap=True, vertical="bottom")
+    for name in numbers:
+        table.add_column(name, no_wrap=True, justify="right")
+    return table
+
+
+def step_table(members: Sequence[Row]) -> Table:
+    """Compare the step times and the memory of one cell with BatchNorm's."""
+    timed = [row for row in members if "ms_p50" in row and row["contender"] == "bn"]
+    eager = next((row for row in timed if row["engine"] == "eager"), None)
+    fastest = min(timed, key=lambda row: float(row["ms_p50"]), default=None)
+    columns = [
+        "step time\n(ms)",
+        "p20 to p80\n(ms)",
+        "time vs.\nBatchNorm,\neager",
+        "time vs.\nBatchNorm,\nfastest",
+    ]
+    if any("activations_mib" in row for row in members):
+        columns.append("activations\n(MiB)")
+    elif any("saved_mib" in row for row in members):
+        columns.append("saved for\nbackward\n(MiB)")
+    table = _new_table(cell_title(members[0]), ("contender", "engine"), columns)
+    for row in members:
+        name = contender_name(row)
+        if "error" in row:
+            table.add_row(name, row["engine"], "failed", row["error"][:60])
+            continue
+        values = (
+            name,
+            row["engine"],
+            row["ms_p50"],
+            f"{row['ms_p20']} to {row['ms_p80']}",
+            ratio(row, eager),
+            ratio(row, fastest),
+            row.get("activations_mib", row.get("saved_mib", "")),
+        )
+        table.add_row(*values[: len(table.columns)])
+        if any(value.startswith("~") for value in values):
+            table.caption = "~ compares two different runs of the benchmark"
+    return table
+
+
+def ratio(row: Row, peer: Row | None) -> str:
+    """Return the ratio of two medians, marked with ~ if they are from different runs.
+
+    >>> ratio({"ms_p50": "1", "run": "a"}, {"ms_p50": "2", "run": "b"})
+    '~0.500'
+    """
+    if peer is None:
+        return ""
+    mark = "" if row.get("run") == peer.get("run") else "~"
+    return f"{mark}{float(row['ms_p50']) / float(peer['ms_p50']):.3f}"
+
+
+def op_table(rows: Sequence[Row]) -> Table:
+    """Compare the time of each op with its bandwidth floor."""
+    columns = ("batch", "time\n(µs)", "p20 to p80\n(µs)", "bandwidth\nfloor (µs)", "time /\nfloor")
+    table = _new_table("Each op alone, bf16, channels_last", ("op", "shape"), columns)
+    for row in rows:
+        table.add_row(
+            row["contender"],
+            row["size"],
+            row["batch"],
+            row["us_p50"],
+            f"{row['us_p20']} to {row['us_p80']}",
+            row["floor_us"],
+            f"{float(row['us_p50']) / float(row['floor_us']):.2f}",
+        )
+    return table
+
+
+def profile_table(rows: Sequence[Row]) -> Table:
+    """List the GPU time per kind of kernel."""
+    columns = ("GPU time\nper step (ms)", "bandwidth\nfloor (ms)", "time /\nfloor")
+    title = "GPU time of a SegNet step by kind of kernel"
+    table = _new_table(title, ("contender", "batch", "kernels"), columns)
+    for row in rows:
+        floor = row.get("floor_ms", "")
+        times = f"{float(row['gpu_ms']) / float(floor):.2f}" if floor else ""
+        table.add_row(contender_name(row), row["batch"], row["part"], row["gpu_ms"], floor, times)
+    return table
+
+
+def max_batch_table(rows: Sequence[Row]) -> Table:
+    """List the largest batch per contender."""
+    limit = rows[0]["limit_gib"]
+    title = f"Largest batch in {limit} GiB (SegNet, {rows[0]['size']})"
+    table = _new_table(title, ("contender",), ("largest batch",))
+    for row in rows:
+        table.add_row(contender_name(row), row["largest_batch"])
+    return table

@@ -1,0 +1,155 @@
+"""The command `deepcontrol predict`."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from ..sizes import Size
+from ..train.distributed import choose_device
+from ..train.faults import is_out_of_memory
+from .images import ImageFile, Job, find_jobs, write_outputs
+from .network import PER_TILE_NORMS, Network, load_network
+from .tiling import (
+    Tile,
+    choose_tile_size,
+    cut_tiles,
+    free_memory,
+    label_blended,
+    label_tiled,
+    round_up,
+    window_grid,
+)
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Label images with the network of a run.
+
+    Writes two PNG files per image: NAME-labels.png with one class id per byte, and
+    NAME-overlay.png with the image under the class colors. Images are not resized, so their scale
+    should match the training images. Images that fail are reported, and the exit code is 1.
+
+    An image that needs more than half of the free memory is split into tiles. Tiles overlap by the
+    receptive field and share one mean per AGC layer, so that the labels equal those of the whole
+    image. This takes one pass over all tiles per AGC layer. Networks with bn or without norm need
+    a single pass. The statistics of gn, in and frn cannot be shared, so tiles show seams.
+
+    A network with agc, gn, in or frn that was trained on crops uses overlapping windows of the crop
+    size, and their probabilities are blended. --tile selects tiles instead.
+    """
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    images: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]],
+        tyro.conf.arg(metavar="IMAGE...", help_behavior_hint="(required)"),
+    ]
+    """Image files and folders. Folders are searched recursively."""
+    out: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="(default: RUN/predictions)")] = (
+        None
+    )
+    """Output folder."""
+    tile: Annotated[
+        Size | None, tyro.conf.arg(help_behavior_hint="(default: the largest that fits in memory)")
+    ] = None
+    """Tile size without overlap. A tile larger than the image labels it whole."""
+    checkpoint: Literal["best", "last"] = "best"
+    """Checkpoint to load."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device. auto uses a GPU if available."""
+
+
+def run_predict(command: Predict, console: Console, errors: Console) -> int:
+    """Label all images. Returns the exit code: 1 if any image failed."""
+    if not command.images:
+        raise ValueError("no images given: name an image or a folder to predict")
+    out = command.run / "predictions" if command.out is None else command.out
+    if (
+        command.out is None and out.is_symlink()
+    ):  # a downloaded run folder must not redirect the output
+        raise ValueError(f"{out} is a symbolic link: pass its target with --out to write there")
+    jobs = find_jobs(command.images, out)
+    network = load_network(command.run, command.checkpoint, choose_device(command.device))
+    if command.tile is not None:
+        network = replace(network, window=None)
+    failed = 0
+    with Progress(console=console, transient=True) as progress:
+        images = progress.add_task("images", total=len(jobs))
+        tiles = progress.add_task("tiles", total=None)
+        for job in jobs:
+            progress.update(tiles, description=escape(job.image.name), completed=0, total=None)
+            try:
+                line = predict_one(
+                    network,
+                    job,
+                    command.tile,
+                    lambda done, total: progress.update(tiles, completed=done, total=total),
+                )
+                progress.console.print(escape(line), highlight=False, soft_wrap=True)
+            except (ValueError, OSError, RuntimeError, MemoryError) as error:
+                if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                    raise
+                failed += 1
+                reason = f"{job.image}: {_reason(error, job, network)}"
+                errors.print(
+                    f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True
+                )
+            progress.advance(images)
+    if failed:
+        console.print(f"{failed} of {len(jobs)} images failed.", style="bold")
+    return 1 if failed else 0
+
+
+def predict_one(
+    network: Network, job: Job, tile: Size | None, progress: Callable[[int, int], None]
+) -> str:
+    """Label one image and write its outputs. Returns a line for the log."""
+    started = time.perf_counter()
+    device = next(network.model.parameters()).device
+    image = ImageFile(job.image, free_memory(torch.device("cpu")))
+    if min(image.size) < network.total_stride:
+        height, width = image.size
+        raise ValueError(
+            f"size {height}x{width} is too small for the network: "
+            f"expected at least {network.total_stride}x{network.total_stride}"
+        )
+    if network.window is not None:
+        ids = label_blended(network.model, image, network.window, progress)
+        count, parts = math.prod(map(len, window_grid(image.size, network.window))), "windows"
+    else:
+        tiles = choose_tiles(network, image.size, tile, free_memory(device))
+        ids = label_tiled(network.model, image, tiles, progress)
+        count, parts = len(tiles), "tiles"
+        if network.norm in PER_TILE_NORMS:
+            parts += f" with seams: {network.norm} uses separate statistics for each tile"
+    write_outputs(job, image, ids, network.palette)
+    seconds = time.perf_counter() - started
+    parts = f", {count} {parts}" if count > 1 else ""
+    return f"{job.image}: {job.overlay}, {job.labels.name} ({seconds:.1f} s{parts})"
+
+
+def choose_tiles(network: Network, image: Size, tile: Size | None, free: int) -> list[Tile]:
+    """Cut an image into tiles of the given size, or of the largest size that fits in memory."""
+    stride, halo = network.total_stride, network.halo
+    if tile is None:
+        tile = choose_tile_size(network.bytes_per_pixel, image, stride, halo, free)
+    core = (round_up(tile[0], stride), round_up(tile[1], stride))
+    return cut_tiles(image, core, stride, halo)
+
+
+def _reason(error: Exception, job: Job, network: Network) -> str:
+    if is_out_of_memory(error):
+        if network.window is not None:
+            height, width = network.window
+            return f"not enough memory for a window of the crop size {height}x{width}"
+        return "not enough memory: set a smaller --tile"
+    return str(error).removeprefix(f"{job.image}: ")  # a DataError starts with the path

@@ -1,0 +1,149 @@
+"""Explain why a run failed: the first layer that is not finite, the batch size that fits."""
+
+from copy import copy
+from pathlib import Path
+
+import torch
+
+from .. import runfolder
+from ..data import Batch, Batches
+from ..sizes import Size
+from .distributed import peak_mib
+from .evaluate import evaluating, predict
+from .faults import FaultError, GuardStatus, find_first_nonfinite, fits_in_memory
+from .run import TrainingRun, images_in_batch
+
+REMEDY = "Try a smaller --lr or --clip-grad-norm, with a new --out."
+
+
+def raise_if_not_finite(run: TrainingRun, status: GuardStatus | None = None) -> None:
+    """Raise FaultError if a step was not finite.
+
+    All processes have the same status, so they repeat the step together to find the layer.
+
+    Args:
+        run: the run.
+        status: the guard's status. None waits for the device and reads it.
+    """
+    status = run.guard_reader.wait() if status is None else status
+    if not status.bad:
+        return
+    epoch, index = divmod(run.first_step + status.good_steps, len(run.train))
+    epoch += 1
+    batch = next(iter(run.train.epoch(epoch, start=index)))
+    images = images_in_batch(run.train, index)
+    with _autocast(run):
+        found = find_first_nonfinite(
+            run.model, run.objective.loss, batch.images, run.targets(batch, images)
+        )
+    by_rank = run.group.all_gather(found)
+    places = [f"{p} (process {i})" * bool(p) for i, p in enumerate(by_rank)]
+    places = [p for p in (by_rank if len(by_rank) == 1 else places) if p]
+    cause = "repeated, the step is finite, so some op is not deterministic"
+    if places:
+        cause = f"the first non-finite value is {'; '.join(places)}"
+    fault = FaultError(
+        f"step {index + 1} of epoch {epoch} is not finite: {cause}. "
+        f"The update was skipped; {_describe_checkpoints(run)}. {REMEDY}"
+    )
+    _record_divergence(run, epoch, index + 1, fault)
+    raise fault
+
+
+def evaluation_fault(run: TrainingRun) -> FaultError:
+    """Return the error for outputs that are not finite in the evaluation of an epoch."""
+    epoch = run.position.epoch + 1
+    remedy = REMEDY if epoch else "The network is not trained yet."
+    fault = FaultError(
+        f"after epoch {epoch} the network's outputs on the validation images are not finite. "
+        f"The epoch was not recorded; {_describe_checkpoints(run)}. {remedy}"
+    )
+    if epoch > 0:  # an untrained network has not diverged
+        _record_divergence(run, epoch, None, fault)
+    return fault
+
+
+def memory_fault(run: TrainingRun) -> FaultError:
+    """Return the error for memory that ran out, with the largest halved batch size that fits."""
+    run.step.reset()
+    run.optimizer.zero_grad(set_to_none=True)
+    device, batch_size = run.group.device, run.config.batch_size
+    peak = peak_mib(device)  # before the trials
+    smaller = batch_size // 2
+    if run.config.fsdp:  # trials are collective, and other processes may still have memory
+        advice = f"--batch-size {smaller} may fit"
+    else:
+        while smaller and not _batch_size_fits(run, smaller):
+            smaller //= 2
+        advice = f"--batch-size {smaller} fits (tested)"
+    if not smaller:
+        advice = "not even batch size 1 fits; choose a smaller --size or --width"
+    return FaultError(
+        f"out of memory on {device} at batch size {batch_size} (peak {peak:,.0f} MiB): {advice}. "
+        "Saved checkpoints are unchanged."
+    )
+
+
+def memory_fault_at_start(device: torch.device, size: Size, width: float) -> FaultError:
+    """Return the error for memory that ran out before the first step."""
+    return FaultError(
+        f"out of memory on {device} before the first step, with images of {size[0]}x{size[1]} and "
+        f"width {width:g}; choose a smaller --size, --width or --train-limit"
+    )
+
+
+def _record_divergence(run: TrainingRun, epoch: int, step: int | None, fault: FaultError) -> None:
+    # A diverged run is a result. The file distinguishes it from a run that failed.
+    if run.group.is_main:
+        runfolder.write_diverged(run.config.out, epoch, step, str(fault))
+
+
+def _describe_checkpoints(run: TrainingRun) -> str:
+    """List the checkpoints, after those in progress are written. A collective call."""
+    failure = ""
+    try:
+        run.writer.wait()
+    except OSError as error:  # the caller raises another error, which would hide this one
+        failure = f" (a later checkpoint failed: {error})"
+    return run.group.broadcast(_list_checkpoints(run.config.out) + failure)
+
+
+def _list_checkpoints(run: Path) -> str:
+    last, best = run / runfolder.LAST, run / runfolder.BEST
+    if not last.exists():
+        return "there is no checkpoint yet"
+    return f"the last checkpoint is {last}" + f", the best {best}" * best.exists()
+
+
+def _batch_size_fits(run: TrainingRun, batch_size: int) -> bool:
+    images = -(-batch_size // run.group.world_size)
+    return fits_in_memory(lambda: _try_step_and_evaluation(run, images))
+
+
+def _try_step_and_evaluation(run: TrainingRun, images: int) -> None:
+    """Compute a step without its update, then a prediction.
+
+    Evaluations may need more memory than steps: images are larger, or batches are.
+    """
+    batch = _first_batch(run.train, images)
+    with _autocast(run):
+        loss = run.objective.loss(run.model(batch.images), *run.objective.targets(batch))
+    torch.autograd.grad(loss, [p for p in run.model.parameters() if p.requires_grad])
+    del batch, loss
+    eval_batch_size = run.config.eval_batch_size
+    if eval_batch_size is not None:
+        images = -(-eval_batch_size // run.group.world_size)
+    with evaluating(run.model, run.group.device, run.step.autocast):
+        predict(run.model, _first_batch(run.val, images).images, run.config.window)
+
+
+def _first_batch(batches: Batches, images: int) -> Batch:
+    """Return a batch of this many images from the same data, for this process alone."""
+    smaller = copy(batches)
+    smaller.batch_size, smaller.rank, smaller.world = images, 0, 1
+    return next(iter(smaller.epoch(1)))
+
+
+def _autocast(run: TrainingRun) -> torch.autocast:
+    dtype = run.step.autocast
+    return torch.autocast(run.group.device.type, dtype, enabled=dtype is not None)

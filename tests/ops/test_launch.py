@@ -1,0 +1,116 @@
+"""The host side of a launch: few Python frames above it, and no compiler in eager mode."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from deepcontrol import AGCConv2d
+from deepcontrol.nn import AGCConvPool2d
+from deepcontrol.ops import window_mean
+
+pytest.importorskip("triton")
+
+from deepcontrol.ops.triton import agc, agc_pool, gain, sums
+
+MAX_FRAMES = 5  # AGCConv2d.forward and the function that calls kernel[grid](...) included
+KERNELS = (
+    (gain, "_scale"),
+    (sums, "agc_sum_kernel"),
+    (sums, "window_mean_kernel"),
+    (agc, "agc_forward_kernel"),
+    (agc_pool, "agc_pool_forward_kernel"),
+)
+
+
+class StubKernel:
+    """A kernel that computes nothing and records the stack of Python functions above it."""
+
+    def __init__(self, name: str, launches: list[tuple[str, list[str]]]) -> None:
+        self.name, self.launches = name, launches
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        def run(**arguments: Any) -> None:
+            stack: list[str] = []
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None:
+                stack.append(frame.f_code.co_qualname)
+                if frame.f_code.co_name == "forward" and isinstance(
+                    frame.f_locals.get("self"), AGCConv2d
+                ):
+                    break
+                frame = frame.f_back
+            self.launches.append((self.name, stack))
+
+        return run
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """Run the kernels' path on the CPU with stubs; return the list of (kernel, stack)."""
+    recorded: list[tuple[str, list[str]]] = []
+    for name in ("neuron", "neuron_pool", "gain_conv"):
+        module = importlib.import_module(f"deepcontrol.ops.{name}")
+        monkeypatch.setattr(module, "uses_kernels", lambda z, traced=False: True)
+    for module, name in KERNELS:
+        monkeypatch.setattr(module, name, StubKernel(name, recorded))
+    return recorded
+
+
+def assert_short(launches: list[tuple[str, list[str]]], kernels: list[str]) -> None:
+    assert [name for name, _ in launches] == kernels
+    for name, stack in launches:
+        assert len(stack) <= MAX_FRAMES, (name, stack)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(
+    ("size", "kernels"),
+    [
+        ((8, 8), ["_scale", "agc_forward_kernel"]),
+        ((40, 40), ["_scale", "agc_sum_kernel", "agc_forward_kernel"]),
+    ],
+    ids=["single pass", "tiled"],
+)
+def test_neuron(
+    size: tuple[int, int], kernels: list[str], grad: bool, launches: list[tuple[str, list[str]]]
+) -> None:
+    with torch.set_grad_enabled(grad):
+        AGCConv2d(3, 8, 3, padding=1)(torch.randn(2, 3, *size))
+    assert_short(launches, kernels)
+
+
+def test_neuron_and_pooling(launches: list[tuple[str, list[str]]]) -> None:
+    AGCConvPool2d(3, 8, 3, padding=1)(torch.randn(2, 3, 40, 40))
+    assert_short(launches, ["_scale", "agc_sum_kernel", "agc_pool_forward_kernel"])
+
+
+def test_derived_means(
+    launches: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first neuron sums its input for the mean, the second finds the sums stored."""
+    monkeypatch.setattr(window_mean, "MIN_ELEMENTS", 0)
+    for name in ("window_mean", "neuron"):
+        module = importlib.import_module(f"deepcontrol.ops.{name}")
+        monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
+    first, second = AGCConv2d(1, 4, 3, padding=1), AGCConv2d(4, 4, 3, padding=1)
+    first.consumer_ratio = 1.0
+    nn.Sequential(first, second)(torch.randn(2, 1, 40, 40))
+    means = ["window_mean_kernel", "agc_forward_kernel"]
+    assert_short(launches, ["_scale", "agc_sum_kernel", *means, "_scale", *means])
+
+
+def test_eager_mode_does_not_import_the_compiler() -> None:
+    """Registering the ops for torch.compile does, and takes seconds."""
+    script = """
+import sys
+from deepcontrol.ops.triton import agc, agc_pool, gain, pool
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
