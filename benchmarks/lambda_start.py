@@ -32,7 +32,7 @@ from deepcontrol.workbench.study.measures import (
     LAMBDA_LOWEST,
     LAMBDA_MIDDLE,
     Curve,
-    Filters,
+    LayerLambda,
 )
 from deepcontrol.workbench.train.build import build_model, build_objective
 from deepcontrol.workbench.train.config import Train
@@ -169,10 +169,11 @@ def print_summary(rows: list[Row]) -> None:
             print(f"{name}diverged in epoch {layers[0]['diverged_in_epoch']}")
             continue
         lambdas = (
-            Filters(*(float(row[f"lambda_{k}"]) for k in ("mean", "min", "max"))) for row in layers
+            LayerLambda(*(float(row[f"lambda_{k}"]) for k in ("mean", "min", "max")))
+            for row in layers
         )
         end = Curve((), (), tuple(lambdas), None)
-        found = [f"{measure.words} {measure.of(end):.2f}" for measure in measures]
+        found = [f"{measure.name} {measure.of(end):.2f}" for measure in measures]
         print(name + ", ".join([*found, f"error {layers[0]['val_error']}"]))
 
 

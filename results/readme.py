@@ -1,90 +1,103 @@
-"""Put what results/camvid says into README.md, between marks: its main figures, and the verdicts.
+"""Write the tables of results/camvid into README.md and docs/verdicts.md, between marks.
 
-python results/readme.py          (`make readme`; the tests say if it was forgotten)
+    python results/readme.py          (part of `make readme`; the tests compare the text)
+
+`in_short` returns the README's table, and `verdicts` the verdict table of the docs.
 """
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
-from deepcontrol.workbench.report.study import Study, Value, read_study
-from deepcontrol.workbench.report.study_page import (
-    count_verdicts,
-    finished_words,
-    protocol_words,
-    table_of_verdicts,
+from deepcontrol.workbench.report.text import (
+    counts_text,
+    finished_text,
+    grouped_claims,
+    measurement_text,
+    protocol_text,
+    verdict_table,
 )
+from deepcontrol.workbench.studyfolder import Measurement, Study, read_study
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
 STUDY = "results/camvid"
+FILES = (ROOT / "README.md", ROOT / "docs" / "verdicts.md")
+NORMS = {"AGC": "agc", "BatchNorm": "bn", "GroupNorm": "gn"}
 
-# What is compared, and the claims (with the beginning of whose figure) that hold AGC's and BN's.
-MAIN_FIGURES = (
-    ("wrong pixels, batch 1", ("fig1b", "AGC batch 1"), ("fig1a", "BN batch 1")),
-    ("wrong pixels, batch 4", ("fig1b", "AGC batch 4"), ("fig1a", "BN batch 4")),
-    ("wrong pixels, batch 8", ("fig1b", "AGC batch 8"), ("fig1a", "BN batch 8")),
-    ("a training step, batch 8", ("speed", "AGC"), ("speed", "BN")),
-    ("its activations", ("memory", "AGC"), ("memory", "BN")),
-    ("largest batch in 12 GiB", ("largest-batch", "AGC"), ("largest-batch", "BN")),
+# Row, measure, and the arm of each norm: a prefix of run folders, or a contender of the benchmark.
+ROWS = (
+    *(
+        (f"wrong pixels, batch {batch}", "final error", f"segnet-{{}}-b{batch}-lr{lr}")
+        for batch, lr in ((1, 0.02), (4, 0.08), (8, 0.16))
+    ),
+    ("training step, batch 8", "step time", "{}"),
+    ("activation memory, batch 8", "activation memory", "{}"),
+    ("largest batch in 12 GiB", "largest batch in 12 GiB", "{}"),
 )
 
 
 def main() -> None:
-    README.write_text(with_study(README.read_text(), read_study(ROOT / STUDY)))
+    study = read_study(ROOT / STUDY)
+    for path in FILES:
+        if path.exists():
+            path.write_text(with_study(path.read_text(), study, path))
 
 
-def with_study(readme: str, study: Study) -> str:
-    """The text, with what is between its marks made anew."""
+def with_study(text: str, study: Study, path: Path = FILES[0]) -> str:
+    """Replace the content of all marked blocks of a text; links are relative to `path`."""
+    up = "../" * (len(path.relative_to(ROOT).parts) - 1)
     sections: dict[str, Callable[[Study], str]] = {"in short": in_short, "verdicts": verdicts}
     for name, section in sections.items():
         begin = f"<!-- {STUDY}, {name}: made by results/readme.py -->\n"
         end = f"<!-- end of {STUDY}, {name} -->\n"
-        before, rest = readme.split(begin)
-        _, after = rest.split(end)
-        readme = before + begin + section(study) + end + after
-    return readme
+        content = section(study).replace("](results/", f"]({up}results/")
+        block = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
+        text = block.sub(lambda _, content=content: content, text)  # type: ignore[misc]
+    return text
 
 
 def in_short(study: Study) -> str:
-    """The main figures, as a table."""
-    rows = [
-        f"| {what} | {_figure(study, *agc)} | {_figure(study, *bn)} |"
-        for what, agc, bn in MAIN_FIGURES
-    ]
-    seeds = sorted({n for _, *of in MAIN_FIGURES for each in of if (n := _seeds(study, *each))})
-    words = (
-        f"\nErrors are means and deviations over {' and '.join(seeds)} seeds, of the last tenth of "
-        "the epochs.\n"
+    """Return the main results as a Markdown table: a row per quantity, a column per norm."""
+    cells = {
+        (row, norm): _find(study, arm.format(key), measure)
+        for row, measure, arm in ROWS
+        for norm, key in NORMS.items()
+    }
+    norms = [norm for norm in NORMS if any((found := cells[r, norm]) and found.n for r, *_ in ROWS)]
+    lines = [f"| | {' | '.join(norms)} |", "|---" * (1 + len(norms)) + "|"]
+    for row, *_ in ROWS:
+        texts = (
+            measurement_text(found, with_n=False) if (found := cells[row, norm]) else ""
+            for norm in norms
+        )
+        lines.append(f"| {row} | {' | '.join(texts)} |")
+    trained = {found.n for found in cells.values() if found and found.source == "training"}
+    seeds = " and ".join(map(str, sorted(trained - {0})))
+    note = (
+        f"Errors are means and standard deviations over {seeds} seeds, averaged over the last "
+        "tenth of the epochs."
     )
-    return "\n".join(("| | AGC | BatchNorm |", "|---|---|---|", *rows)) + "\n" + words
+    return "\n".join([*lines, "", note]) + "\n"
 
 
-def _value(study: Study, claim: str, who: str) -> Value:
-    """The first of somebody in a claim: the final error, if it is of training."""
-    (ours,) = (c.ours for c in study.claims if c.id == claim)
-    return next(v for v in ours if v.who.startswith(f"{who} "))
-
-
-def _figure(study: Study, claim: str, who: str) -> str:
-    return _value(study, claim, who).figure.split(" (n=")[0]
-
-
-def _seeds(study: Study, claim: str, who: str) -> str:
-    """Over how many a figure is a mean; nothing of one that is none."""
-    _, _, seeds = _value(study, claim, who).figure.partition(" (n=")
-    return seeds.rstrip(")")
+def _find(study: Study, arm: str, measure: str) -> Measurement | None:
+    try:
+        return study.measurement(arm, measure)
+    except KeyError:
+        return None
 
 
 def verdicts(study: Study) -> str:
-    """Figure 1, and a row for each claim."""
-    picture = f"![figure 1: error and loss by epoch, eight panels]({STUDY}/figures/figure1.png)"
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(study).items())
+    """Return figure 1, the counts, and a table with rules for each group of claims."""
+    picture = f"![Figure 1: error and loss by epoch, eight panels]({STUDY}/figures/figure1.png)"
     words = (
-        f"**{counts}.** {finished_words(study)}: {protocol_words(study)}.\n"
-        f"Thin lines are seeds, crosses are runs that diverged. `{STUDY}/verdicts.md` has the\n"
-        f"rules too, and `{STUDY}/index.html` is the whole page."
+        f"**{counts_text(study)}.** {finished_text(study)}: {protocol_text(study)}. Thin lines are "
+        "single seeds, and crosses mark runs that diverged."
     )
-    return "\n\n".join((picture, words, table_of_verdicts(study, rules=False) + "\n"))
+    parts = [picture, words]
+    for group, claims in grouped_claims(study).items():
+        parts += [f"## {group.capitalize()}", verdict_table(claims)]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

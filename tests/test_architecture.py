@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.losses": {f"{W}.data"},
     f"{W}.metrics": {f"{W}.data"},
     f"{W}.runfolder": set(),
+    f"{W}.studyfolder": {f"{W}.runfolder"},
     f"{W}.optim": set(),
     f"{W}.sizes": set(),
     f"{W}.hardware": set(),
@@ -65,7 +66,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.models",
     },
     f"{W}.predict": {"deepcontrol.nn", f"{W}.data", f"{W}.sizes", f"{W}.train"},
-    f"{W}.report": {f"{W}.runfolder"},
+    f"{W}.report": {f"{W}.runfolder", f"{W}.studyfolder"},
     f"{W}.export": {
         "deepcontrol",
         "deepcontrol.convert",
@@ -84,6 +85,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.optim",
         f"{W}.report",
         f"{W}.runfolder",
+        f"{W}.studyfolder",
         f"{W}.train",
     },
     f"{W}.cli": {
@@ -171,7 +173,7 @@ def test_training_needs_nothing_to_draw_with() -> None:
 import sys
 for name in {absent}:
     sys.modules[name] = None
-import deepcontrol.workbench.cli, deepcontrol.workbench.study.worker
+import deepcontrol.workbench.cli, deepcontrol.workbench.study.executors
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 

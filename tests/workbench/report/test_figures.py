@@ -1,13 +1,28 @@
-"""Charts as files."""
+"""Charts: export, heat maps, and the panels of a study."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
-from deepcontrol.workbench.report.depth import draw_multiples
-from deepcontrol.workbench.report.figures import COLORS, drawing, save_figure
-from deepcontrol.workbench.report.layers import STATISTICS, Track
+from deepcontrol.workbench.report.figures import (
+    COLORS,
+    draw_figure,
+    draw_line,
+    drawing,
+    own_ranges,
+    paired_ranges,
+    save_figure,
+    seeds_text,
+)
+from deepcontrol.workbench.report.layers import STATISTICS, Track, draw_multiples
+from deepcontrol.workbench.runfolder import Run, read_run
+from deepcontrol.workbench.studyfolder import Line, Metric, Panel
+from tests.workbench.report.conftest import make_run
 
 
 def test_a_line_keeps_its_color_in_a_png(tmp_path: Path) -> None:
@@ -36,3 +51,82 @@ def test_the_lowest_chart_of_each_column_has_its_epochs() -> None:
     charts = [axes for axes in figure.axes if axes.get_title(loc="left") or axes.get_title()]
     numbered = [axes.xaxis.get_tick_params()["labelbottom"] for axes in charts]
     assert numbered == [False, False, True, True, True]  # of the third column it is the first
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Run:
+    return read_run(make_run(tmp_path / "whole"))
+
+
+def cut(run: Run, epoch: int, diverged: bool) -> Run:
+    kept = [row for row in run.metrics if row["epoch"] <= epoch]
+    return replace(run, metrics=kept, diverged=epoch + 1 if diverged else None)
+
+
+def test_a_run_that_ended_early_does_not_end_the_mean(whole: Run) -> None:
+    axes = Figure().subplots()
+    runs = [whole, cut(whole, 1, diverged=True), cut(whole, 0, diverged=True)]
+    axes.set_ylim(0, 1)
+    assert draw_line(axes, "AGC", runs, "val_error", "#123456") == whole.epochs_done
+    (mean,) = [drawn for drawn in axes.lines if drawn.get_label() == "AGC (3 seeds, 2 diverged)"]
+    assert list(mean.get_xdata()) == list(range(1, whole.epochs_done + 1))
+    # At the epochs in which they diverged, and at the top: the errors are above it, or not known.
+    (crosses,) = [drawn for drawn in axes.lines if drawn.get_marker() == "x"]
+    assert list(crosses.get_xdata()) == [2, 1]
+    assert list(crosses.get_ydata()) == pytest.approx([0.96, 0.96])
+
+
+def test_where_all_diverged_the_legend_shows_a_cross(whole: Run) -> None:
+    axes = Figure().subplots()
+    draw_line(axes, "AGC", [cut(whole, 1, diverged=True)] * 2, "val_error", "#123456")
+    (handle,), (label,) = axes.get_legend_handles_labels()
+    assert (handle.get_marker(), handle.get_linestyle()) == ("x", "None")
+    assert label == "AGC (2 seeds, diverged)"
+
+
+def with_errors(run: Run, errors: list[float]) -> Run:
+    rows = [{**run.metrics[-1], "epoch": e, "val_error": v} for e, v in enumerate(errors, 1)]
+    return replace(run, metrics=rows)
+
+
+def with_losses(run: Run, loss: float) -> Run:
+    return replace(run, metrics=[{**row, "val_loss": loss} for row in run.metrics])
+
+
+def panel(letter: str, metric: Metric = "val_error", runs: Sequence[str] = ()) -> Panel:
+    return Panel(letter, "", metric, (Line("AGC", tuple(runs)),))
+
+
+def test_spikes_leave_the_axis_and_neighbors_share_it(whole: Run) -> None:
+    high = with_errors(whole, [0.5] * 50 + [0.3, 0.2] * 50 + [0.9])
+    low = with_errors(whole, [0.1] * 150)
+    runs = {"a": high, "b": low, "c": low}
+    panels = [panel(letter, runs=[letter]) for letter in "abc"]
+    shown = paired_ranges([*panels, panel("d")], runs)
+    assert shown["a"] == shown["b"]
+    bottom, top = shown["a"] or (0, 0)
+    assert bottom < 10
+    assert 30 < top < 50
+    assert shown["c"] == pytest.approx((9, 11))
+    assert shown["d"] is None
+    own = own_ranges(panels, runs)
+    assert own["a"] != own["b"] == shown["c"]
+    losses = [panel(letter, "val_loss", [letter]) for letter in "ab"]
+    runs["a"] = with_losses(whole, 3.0)
+    # Losses of different networks keep their own axes, as in the paper.
+    assert len(set(paired_ranges(losses, runs).values())) == 2
+
+
+def test_legends(whole: Run) -> None:
+    gone = cut(whole, 0, diverged=True)
+    texts = [seeds_text(runs) for runs in ([], [whole], [gone], [whole, whole])]
+    assert texts == [": not run", "", " (diverged)", " (2 seeds)"]
+
+
+def test_an_odd_panel_has_a_row_to_itself(whole: Run) -> None:
+    runs = {"whole": whole}
+    panels = [panel(letter, runs=["whole"]) for letter in "abc"]
+    figure = draw_figure(panels, runs, own_ranges(panels, runs), "subtitle")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["(a) ", "(b) ", "(c) "]
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    assert [(p.rowspan.start, p.colspan.start) for p in places if p] == [(0, 0), (0, 1), (1, 0)]

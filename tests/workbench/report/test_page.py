@@ -1,4 +1,4 @@
-"""`deepcontrol report`: the page holds everything, and nothing that was not meant."""
+"""`deepcontrol report` on runs: the page is self-contained and escaped."""
 
 import base64
 import re
@@ -86,7 +86,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
         picture.unlink()
     page = report(folder, out=tmp_path / "o")
     assert "0 of 5" in page.text
-    assert "there are no sample pictures yet" in page.text
+    assert "no sample pictures yet" in page.text
     for name in ("metrics.jsonl", "layers.jsonl"):
         (folder / name).unlink()
     assert "there is no layers.jsonl" in report(folder, out=tmp_path / "o").text
@@ -112,12 +112,12 @@ def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
 def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "o"
     page = report(make_run(tmp_path / "a"), tmp_path / "gone", out=out)
-    assert "gone is no run folder" in page.text
-    assert "left out: " in capsys.readouterr().out
+    assert "gone is not a run folder" in page.text
+    assert "skipped: " in capsys.readouterr().out
     assert main(["report", str(tmp_path / "gone"), "--out", str(out)]) == 1
-    assert "gone is no run folder" in capsys.readouterr().err
+    assert "gone is not a run folder" in capsys.readouterr().err
     assert main(["report", "--out", str(out)]) == 1
-    assert "name a run folder" in capsys.readouterr().err
+    assert "no run folder given" in capsys.readouterr().err
 
 
 def test_many_runs_can_be_told_apart() -> None:

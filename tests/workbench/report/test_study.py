@@ -1,6 +1,8 @@
-"""A study's page from made-up runs: no training, no torch."""
+"""A study's page from made-up runs, for both formats of study.json."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -8,16 +10,101 @@ from typing import Any
 import pytest
 
 from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.studyfolder import (
+    VERDICTS,
+    Cell,
+    CheckResult,
+    ClaimResult,
+    Entry,
+    Line,
+    Measurement,
+    Panel,
+    Protocol,
+    Study,
+    write_study,
+)
 from tests.workbench.report.conftest import make_run
 from tests.workbench.report.test_page import Tags
 
 
-def make_study(folder: Path, **changes: Any) -> Path:
-    """Two runs of AGC, which a panel draws, and one of BatchNorm that diverged."""
+def make_runs(folder: Path) -> None:
+    """Two runs with AGC, and one with BatchNorm that diverged."""
     make_run(folder / "runs" / "agc-s0")
     make_run(folder / "runs" / "agc-s1")
-    gone = make_run(folder / "runs" / "bn-s0", epochs=1, norm="bn")
-    (gone / "diverged.json").write_text('{"epoch": 2, "step": 3}')
+    diverged = make_run(folder / "runs" / "bn-s0", epochs=1, norm="bn")
+    (diverged / "diverged.json").write_text('{"epoch": 2, "step": 3}')
+
+
+def error(norm: str, *values: float | None, diverged: int = 0) -> Measurement:
+    return Measurement(
+        measure="final error", arm=norm.lower(), label=norm, unit="%", values=values,
+        diverged=diverged,
+    )  # fmt: skip
+
+
+def make_study(folder: Path, **changes: Any) -> Path:
+    """Write a study with a claim of each verdict."""
+    make_runs(folder)
+    claims = tuple(
+        ClaimResult(
+            id=verdict.replace(" ", "-"),
+            text=f"It is {verdict}",
+            paper="9.73 %",
+            verdict=verdict,
+            checks=(
+                CheckResult(
+                    kind="difference", measure="final error", unit="points", low=-1.0, high=1.0,
+                    operands=(error("AGC", 9.8, 9.9, 10.0), error("BN", 9.5, 9.7, 9.9)),
+                    estimate=0.2, interval_low=-0.1, interval_high=0.5, verdict=verdict,
+                ),
+            ),
+            runs=("agc-s0",),
+        )
+        for verdict in VERDICTS
+    )  # fmt: skip
+    lines = (Line("AGC", ("agc-s0", "agc-s1")), Line("BN", ("bn-s0", "bn-s1")))
+    study = Study(
+        protocol=Protocol(
+            name="camvid", data="camvid", classnet_data="camvid", size=(256, 512), epochs=150
+        ),
+        preset_epochs=150,
+        seeds=2,
+        note="a note on <this>",
+        command="deepcontrol reproduce --preset camvid --out runs/study",
+        claims=claims,
+        grid=(
+            Cell(batch=8, lr=0.16, error=error("AGC", 10.1, 10.3), is_best=True),
+            Cell(batch=8, lr=0.64, error=error("AGC", 9.0, 9.0, None, diverged=1), is_best=False),
+            Cell(batch=1, lr=0.02, error=error("AGC", 10.2, 10.4), is_best=False),
+        ),
+        figure1=tuple(
+            Panel(
+                letter,
+                f"title {letter}",
+                "val_loss" if letter in "ef" else "val_error",
+                lines if letter != "d" else (),
+            )
+            for letter in "abcdefgh"
+        ),
+        figure2=tuple(Panel(letter, f"beside {letter}", "val_error", lines) for letter in "abc"),
+        runs=tuple(
+            Entry(name=name, label=f"label of {name}", state=state, fault=fault,
+                  command=f"deepcontrol train --out runs/{name}")
+            for name, state, fault in (
+                ("agc-s0", "done", ""), ("agc-s1", "done", ""), ("bn-s0", "diverged", ""),
+                ("bn-s1", "failed", "exit code 1: <b>no data</b>"),
+            )
+        ),
+        pictured=("agc-s0", "bn-s1"),
+        lambda_run="agc-s0",
+    )  # fmt: skip
+    write_study(folder, replace(study, **changes))
+    return folder
+
+
+def make_format_1(folder: Path, **changes: Any) -> Path:
+    """Write the same study in format 1, which stored numbers as text."""
+    make_runs(folder)
     check = {
         "quantity": "final error: AGC less BN",
         "region": "within 1 points of 0",
@@ -75,8 +162,18 @@ def make_study(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_the_page_of_a_study(tmp_path: Path) -> None:
-    folder = make_study(tmp_path / "study")
+# A study's maker, its numbers, rule and learning rates as text.
+FORMATS = (
+    (make_format_1, "%", "differences within 1 points of 0"),
+    (make_study, "% (n=3)", "difference within 1 point of 0"),
+)
+
+
+@pytest.mark.parametrize(("make", "unit", "rule"), FORMATS)
+def test_the_page_of_a_study(
+    tmp_path: Path, make: Callable[[Path], Path], unit: str, rule: str
+) -> None:
+    folder = make(tmp_path / "study")
     assert main(["report", str(folder)]) == 0
     page = Tags((folder / "index.html").read_text())
     kinds = [source.split(";")[0] for source in page.sources()]
@@ -85,12 +182,12 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
     alts = [attributes.get("alt") for tag, attributes in page.found if tag == "img"]
     assert alts[7:9] == ["Panel h of figure 1: title h", "Panel a of figure 2: beside a"]
     for text in (
-        "1 reproduced", "1 not reproduced", "1 undecided", "3 of 4 runs are done",
-        "camvid at 256x512, 150 epochs, up to 2 seeds", "AGC: 9.90 ± 0.10 %",
-        "within 1 points of 0",
+        "1 reproduced", "1 not reproduced", "1 undecided", "3 of 4 runs finished",
+        "camvid at 256x512, 150 epochs, up to 2 seeds", f"AGC: 9.90 ± 0.10 {unit}",
+        rule.removeprefix("differences ").removeprefix("difference "),
         "deepcontrol reproduce --preset camvid --out runs/study",
         "deepcontrol train --out runs/bn-s1", "exit code 1: <b>no data</b>",
-        "rate 0.64", "1 of 3 diverged", "a note on <this>",
+        "lr 0.64", "1 of 3 diverged", "a note on <this>",
     ):  # fmt: skip
         assert text in page.text, text
     assert {tag for tag, _ in page.found}.isdisjoint({"b", "script", "link", "iframe"})
@@ -101,37 +198,46 @@ def test_the_page_of_a_study(tmp_path: Path) -> None:
     table = (folder / "verdicts.md").read_text()
     assert (
         "| **not-reproduced** It is not reproduced | 9.73 % "
-        "| *final error*<br>AGC: 9.90 ± 0.10 %<br>BN: 9.70 ± 0.20 % "
-        "| final error: differences within 1 points of 0 | not reproduced |"
+        f"| *final error*<br>AGC: 9.90 ± 0.10 {unit}<br>BN: 9.70 ± 0.20 {unit} "
+        f"| final error: {rule} | not reproduced |"
     ) in table
 
 
-def test_other_epochs_than_the_preset_has_are_said(tmp_path: Path) -> None:
+def test_changed_epochs_are_shown(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", preset_epochs=300)
     assert main(["report", str(folder)]) == 0
     for name in ("index.html", "verdicts.md"):
         text = unescape((folder / name).read_text())
-        assert "150 epochs in place of the preset's 300, up to 2 seeds" in text
+        assert "150 epochs instead of 300, up to 2 seeds" in text
 
 
-def test_a_study_of_which_nothing_has_run(tmp_path: Path) -> None:
-    folder = make_study(tmp_path / "study", runs=[], samples=[], layers=None, beside=[])
+def test_a_study_without_runs(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", runs=(), pictured=(), lambda_run=None, figure2=())
     assert main(["report", str(folder), "--out", str(tmp_path / "page")]) == 0
     page = Tags((tmp_path / "page" / "index.html").read_text())
     assert len(page.sources()) == 8
-    assert "0 of 0 runs are done" in page.text
+    assert "0 of 0 runs finished" in page.text
     assert "Figure 2" not in page.text
     assert not (tmp_path / "page" / "figures" / "figure2.png").exists()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"format": 2}, {"claims": 3}, {"runs": [{"name": "../../x"}]}, {"panels": None}]
+BROKEN = (
+    {"format": 3},
+    {"claims": 3},
+    {"runs": [{"name": "../../x"}]},
+    {"runs": [{"name": "../../x", "label": "", "state": "done", "command": ""}]},
 )
-def test_a_broken_study_is_one_line(
-    tmp_path: Path, changes: Any, capsys: pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("make", [make_format_1, make_study])
+@pytest.mark.parametrize("changes", [*BROKEN, {"panels": None, "figure1": None}])
+def test_a_broken_study_is_one_error_line(
+    tmp_path: Path, make: Callable[[Path], Path], changes: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_study(tmp_path / "study", **changes)
+    folder = make(tmp_path / "study")
+    content = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**content, **changes}))
     assert main(["report", str(folder)]) == 1
     said = capsys.readouterr().err
-    assert "study.json cannot be read" in said
+    assert f"cannot read {folder / 'study.json'}" in said
     assert said.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Data that is decoded once, and not into the user's own cache."""
+"""Decode the data once, into a cache of the test session."""
 
 import os
 

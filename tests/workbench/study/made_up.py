@@ -1,6 +1,6 @@
-"""Curves that no network has made."""
+"""Artificial training curves."""
 
-from deepcontrol.workbench.study.measures import Curve, Filters
+from deepcontrol.workbench.study.measures import Curve, LayerLambda
 
 EPOCHS = 40
 
@@ -15,12 +15,15 @@ def curve(
     reach: tuple[float, float] = (0.0, 2.0),
     diverged: int | None = None,
 ) -> Curve:
-    """Falls to an error; `early` is added to the first third; lambda is (deepest, middle, last)."""
+    """Return a curve that falls to `error`.
+
+    `early` is added to the first third. `lambdas` are (deepest, middle, last).
+    """
     errors = [error + 20 / (1 + epoch) + early * (epoch < EPOCHS / 3) for epoch in range(EPOCHS)]
     for number in range(spikes):
         errors[16 + 5 * number] += 5
     deepest, middle, last = lambdas
     layers = [1.0] * 2 + [middle] * 5 + [deepest] * 5 + [middle] * 6 + [last]
-    filters = [Filters(mean, mean, mean) for mean in layers]
-    filters[0] = Filters(1.0, *reach)
+    filters = [LayerLambda(mean, mean, mean) for mean in layers]
+    filters[0] = LayerLambda(1.0, *reach)
     return Curve(tuple(errors), tuple([loss] * EPOCHS), tuple(filters), diverged)

@@ -1,8 +1,9 @@
-"""A finished study whose files are not as they were, or that is packed where another one lies."""
+"""Damaged studies, and packing into a folder that already holds a study."""
 
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from deepcontrol.workbench.bench.results import read_rows, write_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.study import command
-from tests.workbench.study.tiny import reproduce
+from deepcontrol.workbench.studyfolder import read_study
+from tests.workbench.study.tiny import TINY, reproduce
 
 ROOT = Path(__file__).parents[3]
 AGC, BN = (f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn"))
@@ -19,7 +21,7 @@ AGC, BN = (f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn"))
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny study, trained once."""
+    """Train the tiny study once."""
     out = tmp_path_factory.mktemp("finished") / "study"
     assert reproduce(out) == 0
     return out
@@ -52,40 +54,40 @@ def add(text: str) -> Callable[[Path], object]:
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "an epoch is gone": ("metrics.jsonl", without_epoch_1, "no error and loss of epoch 1"),
+    "a missing epoch": ("metrics.jsonl", without_epoch_1, "no error and loss of epoch 1"),
     "no errors": (
         "metrics.jsonl",
         lambda path: path.write_text(path.read_text().replace("val_error", "error")),
-        "metrics.jsonl has no error and loss of epoch 1 and of 1 more",
+        "metrics.jsonl has no error and loss of epoch 1 and 1 more",
     ),
     "no losses": (
         "metrics.jsonl",
         lambda path: path.write_text(path.read_text().replace("val_loss", "loss")),
-        "metrics.jsonl has no error and loss of epoch 1 and of 1 more",
+        "metrics.jsonl has no error and loss of epoch 1 and 1 more",
     ),
-    "a configuration of something else": (
+    "another kind of configuration": (
         "config.json",
         lambda path: path.write_text("[1]"),
         "config.json is not of format",
     ),
-    "no lambda": ("layers.jsonl", Path.unlink, "layers.jsonl does not say where lambda ended"),
-    "lambda of the start": (
+    "no lambda": ("layers.jsonl", Path.unlink, "layers.jsonl has no lambda for epoch 2"),
+    "lambda of epoch 0 only": (
         "layers.jsonl",
         lambda path: path.write_text(path.read_text().splitlines(keepends=True)[0]),
-        "layers.jsonl does not say where lambda ended",
+        "layers.jsonl has no lambda for epoch 2",
     ),
     "no configuration": ("config.json", Path.unlink, "it has no config.json"),
-    "a torn configuration": ("config.json", lambda p: p.write_text("{"), "cannot be read"),
+    "a torn configuration": ("config.json", lambda p: p.write_text("{"), "cannot read"),
     "lambda without numbers": (
         "layers.jsonl",
         add('{"epoch": 2, "layers": {"a": {"mean_scale": 3}}}\n'),
-        "the last line of layers.jsonl has no numbers",
+        "the last record of layers.jsonl has no numbers",
     ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_one_damaged_run_leaves_the_rest(
+def test_a_damaged_run_does_not_affect_the_others(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
     file, do, words = DAMAGES[damage]
@@ -93,16 +95,15 @@ def test_one_damaged_run_leaves_the_rest(
     packed = tmp_path / "packed"
     assert reproduce(out, "--minutes", "0", "--pack", str(packed)) == 1
     said = capsys.readouterr().out
-    assert f"failed: {AGC}: it is damaged: " in said
+    assert f"failed: {AGC}: damaged: " in said
     assert words in said
     assert f"remove runs/{AGC}" in said
     for folder in (out, packed):
         assert states(folder) == {AGC: "failed", BN: "done"}
         assert words in (folder / "index.html").read_text()
-        (ours,) = [claim["ours"] for claim in study(folder)["claims"] if claim["id"] == "fig1c"]
-        figures = {who: figure for measure, who, figure in ours if measure == "final error"}
-        assert figures["AGC batch 4 rate 0.32"] == "not run"
-        assert figures["BN batch 4 rate 0.32"].endswith("(n=1)")
+        judged = read_study(folder)
+        assert judged.measurement("segnet-agc-b4-lr0.32", "final error").n == 0
+        assert judged.measurement("segnet-bn-b4-lr0.32", "final error").n == 1
     assert not (packed / "runs" / AGC).exists()
 
 
@@ -115,7 +116,7 @@ def test_one_damaged_run_leaves_the_rest(
         ("samples", lambda path: [p.write_bytes(b"no picture") for p in path.iterdir()]),
     ],
 )
-def test_what_does_no_harm(out: Path, tmp_path: Path, file: str, do: Callable[[Path], Any]) -> None:
+def test_harmless_damage(out: Path, tmp_path: Path, file: str, do: Callable[[Path], Any]) -> None:
     before = study(out)["claims"]
     do(out / "runs" / AGC / file)
     assert reproduce(out, "--minutes", "0", "--pack", str(tmp_path / "packed")) == 0
@@ -124,14 +125,14 @@ def test_what_does_no_harm(out: Path, tmp_path: Path, file: str, do: Callable[[P
         assert study(folder)["claims"] == before
 
 
-def test_a_file_where_a_run_should_be_fails_alone(out: Path) -> None:
+def test_a_file_instead_of_a_run_folder_fails_alone(out: Path) -> None:
     shutil.rmtree(out / "runs" / AGC)
     (out / "runs" / AGC).write_text("")
     assert reproduce(out) == 1
     assert states(out) == {AGC: "failed", BN: "done"}
 
 
-def test_a_damaged_run_is_made_again_once_it_is_removed(out: Path) -> None:
+def test_a_damaged_run_is_trained_again_after_removal(out: Path) -> None:
     before = study(out)["claims"]
     without_epoch_1(out / "runs" / AGC / "metrics.jsonl")
     assert reproduce(out) == 1
@@ -140,7 +141,7 @@ def test_a_damaged_run_is_made_again_once_it_is_removed(out: Path) -> None:
     assert study(out)["claims"] == before
 
 
-def test_another_study_is_not_packed_over(
+def test_packing_does_not_overwrite_another_study(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = tmp_path / "packed"
@@ -154,18 +155,18 @@ def test_another_study_is_not_packed_over(
     (tmp_path / "file").write_text("")
     for words in (("--pack", str(tmp_path / "file")), ("--out", str(tmp_path / "file"))):
         assert reproduce(out, *words) == 1
-        assert "file is no folder" in capsys.readouterr().err
+        assert "file is not a folder" in capsys.readouterr().err
 
 
-def test_a_pack_keeps_the_claims_that_it_holds(out: Path, tmp_path: Path) -> None:
+def test_packing_keeps_existing_claims(out: Path, tmp_path: Path) -> None:
     packed, small = tmp_path / "packed", tmp_path / "small"
     assert reproduce(out, "--minutes", "0", "--pack", str(packed)) == 0
     assert reproduce(small, "--only", "fig1e", "--minutes", "0", "--pack", str(packed)) == 0
     assert (claims(small), claims(packed)) == (["fig1e"], ["fig1c", "fig1e"])
-    assert states(packed) == dict.fromkeys((AGC, BN), "done")  # though the other has none yet
+    assert states(packed) == dict.fromkeys((AGC, BN), "done")  # although `small` has no runs
 
 
-def test_claims_that_the_preset_has_not_are_judged_and_kept(tmp_path: Path) -> None:
+def test_claims_outside_the_preset_are_judged_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "study"
     for words, expected in (
         (("--only", "spikes"), ["spikes"]),
@@ -177,13 +178,13 @@ def test_claims_that_the_preset_has_not_are_judged_and_kept(tmp_path: Path) -> N
         assert claims(out) == expected
 
 
-def test_a_pack_is_judged_alike_where_there_is_no_benchmark(
+def test_a_packed_study_needs_no_other_benchmark_file(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = tmp_path / "packed"
     assert reproduce(out, "--only", "speed,memory", "--minutes", "0", "--pack", str(packed)) == 0
     verdicts = {claim["id"]: claim["verdict"] for claim in study(packed)["claims"]}
-    assert verdicts["speed"] == verdicts["memory"] == "reproduced"  # by this repository's figures
+    assert verdicts["speed"] == verdicts["memory"] == "reproduced"  # by this repository's benchmark
     before = study(packed)
     monkeypatch.chdir(tmp_path)
     twice = tmp_path / "twice"
@@ -192,10 +193,10 @@ def test_a_pack_is_judged_alike_where_there_is_no_benchmark(
         assert study(folder)["claims"] == before["claims"]
     assert (twice / "bench.csv").read_text() == (packed / "bench.csv").read_text()
     assert reproduce(packed, "--minutes", "0", "--bench", "none.csv") == 1
-    assert "--bench: there is no file none.csv" in capsys.readouterr().err
+    assert "--bench: no file none.csv" in capsys.readouterr().err
 
 
-def test_a_pack_keeps_the_rows_that_its_claims_rest_on(
+def test_packing_keeps_the_benchmark_rows_of_existing_claims(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed, small = tmp_path / "packed", tmp_path / "small"
@@ -204,13 +205,13 @@ def test_a_pack_keeps_the_rows_that_its_claims_rest_on(
     for row in (rows := read_rows(small / "bench.csv")):
         row["contender"] = row["contender"].replace("bn", "gn")
     write_rows(small / "bench.csv", [row for row in rows if row["group"] == "max-batch"])
-    monkeypatch.chdir(tmp_path)  # where there is no other benchmark
+    monkeypatch.chdir(tmp_path)  # without another benchmark file
     assert reproduce(small, "--minutes", "0", "--pack", str(packed)) == 0
     verdicts = {claim["id"]: claim["verdict"] for claim in study(packed)["claims"]}
     assert verdicts["speed"] == "reproduced"
 
 
-def test_a_pack_forgets_that_a_run_had_diverged(out: Path, tmp_path: Path) -> None:
+def test_packing_removes_an_outdated_divergence_mark(out: Path, tmp_path: Path) -> None:
     packed, mark = tmp_path / "packed", out / "runs" / AGC / "diverged.json"
     mark.write_text('{"epoch": 2, "step": 1}')
     for state in ("diverged", "done"):
@@ -219,27 +220,23 @@ def test_a_pack_forgets_that_a_run_had_diverged(out: Path, tmp_path: Path) -> No
         mark.unlink(missing_ok=True)
 
 
-def test_the_report_says_what_was_damaged_since(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_names_runs_damaged_since(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(out)]) == 0
-    assert "not as it was" not in capsys.readouterr().out
+    assert "has changed" not in capsys.readouterr().out
     without_epoch_1(out / "runs" / AGC / "metrics.jsonl")
     (out / "runs" / BN / "config.json").write_text("{")
     assert main(["report", str(out)]) == 0
     said, html = capsys.readouterr().out, (out / "index.html").read_text()
-    for name, words in ((AGC, "no error and loss of epoch 1"), (BN, "cannot be read")):
-        assert f"{name} is not as it was when it was judged: " in said
+    for name, words in ((AGC, "no error and loss of epoch 1"), (BN, "cannot read")):
+        assert f"{name} has changed since it was judged: " in said
         assert words in said
-        assert f"{name} is not as it was when it was judged: " in html
+        assert f"{name} has changed since it was judged: " in html
     shutil.rmtree(out / "runs" / BN)
     assert main(["report", str(out)]) == 0
-    assert "its folder is gone" in capsys.readouterr().out
+    assert "its folder is missing" in capsys.readouterr().out
 
 
-def test_a_study_among_others_is_refused_in_words(
-    out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_beside_a_run_is_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(out / "runs" / AGC), str(out)]) == 1
     assert f"{out} is a study: report on it alone" in capsys.readouterr().err
 
@@ -253,32 +250,49 @@ def other_verdict(record: Any) -> None:
 
 
 def other_metric(record: Any) -> None:
-    record["panels"][0]["metric"] = "val_errors"
+    record["figure1"][0]["metric"] = "val_errors"
 
 
 @pytest.mark.parametrize("change", [no_protocol, other_verdict, other_metric])
-def test_a_record_of_the_wrong_shape_is_one_error(
+def test_a_malformed_study_json_is_one_error(
     out: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], None]
 ) -> None:
     record = study(out)
     change(record)
     (out / "study.json").write_text(json.dumps(record))
     assert main(["report", str(out)]) == 1
-    assert "study.json cannot be read" in capsys.readouterr().err
-    if change is no_protocol:  # of the rest nothing is taken from it
+    assert "study.json: " in capsys.readouterr().err
+    if change is no_protocol:  # reproduce reads nothing else from it
         assert reproduce(out, "--minutes", "0") == 1
-        assert "study.json cannot be read" in capsys.readouterr().err
+        assert "study.json: " in capsys.readouterr().err
+
+
+def test_a_study_of_format_1_is_continued(out: Path) -> None:
+    protocol = asdict(TINY.protocol)
+    protocol["rates_times"] = protocol.pop("lr_scale")
+    check = {"quantity": "step time: BN over AGC", "region": "", "rule": "", "found": ""}
+    claim = {"id": "speed", "says": "It is faster", "paper": "30 %", "ours": [], "runs": []}
+    claim |= {"verdict": "undecided", "checks": [{**check, "verdict": "undecided"}]}
+    old: dict[str, Any] = {"format": 1, "protocol": protocol, "claims": [claim], "layers": None}
+    old |= {key: [] for key in ("grid", "panels", "beside", "runs", "samples")}
+    old |= {"preset_epochs": 2, "seeds": 1, "note": "", "command": ""}
+    before = study(out)["claims"]
+    (out / "study.json").write_text(json.dumps(old))
+    assert reproduce(out, "--minutes", "0") == 0
+    assert study(out)["format"] == 2
+    assert study(out)["claims"][:-1] == before
+    assert claims(out)[-1] == "speed"
 
 
 def test_the_committed_study_judged_again_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files and the present rules come to what it says, wherever it lies."""
+    """The present rules come to the same study.json, in any folder."""
     committed = ROOT / "results" / "camvid"
     copy = tmp_path / "camvid"
     shutil.copytree(committed / "runs", copy / "runs")
     shutil.copyfile(committed / "bench.csv", copy / "bench.csv")
-    monkeypatch.setattr(command, "draw", str)
+    monkeypatch.setattr(command, "write_page", str)
     monkeypatch.chdir(tmp_path)
     words = ["--preset", "camvid", "--data-root", "camvid", "--minutes", "0"]
     assert main(["reproduce", "--out", str(copy), *words]) == 0

@@ -1,4 +1,4 @@
-"""What a run is reduced to."""
+"""Measures of a run."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,7 @@ LINE = Curve(tuple(float(50 - e) for e in range(30)), tuple(1.0 / (e + 1) for e 
 
 def test_errors_and_losses() -> None:
     assert measures.final_error(LINE) == pytest.approx(22)  # of 23, 22, 21
-    assert measures.course_error(LINE) == pytest.approx(35.5)
+    assert measures.mean_error(LINE) == pytest.approx(35.5)
     assert measures.early_error(LINE) == pytest.approx(45.5)
     assert measures.final_loss(LINE) == pytest.approx((1 / 28 + 1 / 29 + 1 / 30) / 3)
 
@@ -25,13 +25,13 @@ def test_one_epoch_is_enough() -> None:
     assert measures.spikes(short) == 0
 
 
-def test_losses_that_were_not_finite_say_nothing() -> None:
+def test_no_finite_loss_gives_nan() -> None:
     assert math.isnan(measures.final_loss(replace(LINE, losses=())))
 
 
-def test_no_epoch_says_nothing() -> None:
+def test_no_epoch_gives_nan() -> None:
     empty = Curve((), ())
-    for measure in (measures.FINAL, measures.COURSE, measures.EARLY, measures.LOSS):
+    for measure in (measures.FINAL, measures.MEAN, measures.EARLY, measures.LOSS):
         assert math.isnan(measure.of(empty))
 
 
@@ -40,7 +40,7 @@ def test_spikes_are_counted(count: int) -> None:
     assert measures.spikes(curve(spikes=count)) == count
 
 
-def test_epochs_in_a_row_are_one_spike() -> None:
+def test_consecutive_epochs_are_one_spike() -> None:
     errors = [10.0] * 40
     errors[20:23] = [20.0, 15.0, 12.0]
     errors[30] = 12.0
@@ -48,17 +48,17 @@ def test_epochs_in_a_row_are_one_spike() -> None:
     assert measures.spikes(replace(LINE, errors=tuple(errors))) == 2
 
 
-def test_a_fall_and_a_plateau_are_no_spikes() -> None:
+def test_a_falling_curve_and_a_step_have_no_spikes() -> None:
     assert measures.spikes(LINE) == 0
-    step = replace(LINE, errors=(20.0,) * 15 + (30.0,) * 15)  # got worse, and stays so
+    step = replace(LINE, errors=(20.0,) * 15 + (30.0,) * 15)  # gets worse once and stays there
     assert measures.spikes(step) <= 1
 
 
-def test_a_run_that_diverged_is_worse_than_any() -> None:
+def test_a_diverged_run_has_infinite_errors() -> None:
     gone = curve(diverged=3)
-    for measure in (measures.FINAL, measures.COURSE, measures.EARLY, measures.LOSS):
+    for measure in (measures.FINAL, measures.MEAN, measures.EARLY, measures.LOSS):
         assert measure.of(gone) == math.inf
-    assert math.isnan(measures.SPIKES.of(gone))  # which has none once it is gone
+    assert math.isnan(measures.SPIKES.of(gone))  # a diverged run has no spike count
 
 
 def test_lambda_by_depth() -> None:
@@ -71,6 +71,6 @@ def test_lambda_by_depth() -> None:
     assert measures.LAMBDA_HIGHEST.of(run) == 1.75
 
 
-def test_a_run_without_lambda_says_nothing_of_it() -> None:
+def test_a_run_without_lambda_gives_nan() -> None:
     assert math.isnan(measures.LAMBDA_LAST.of(LINE))
     assert math.isnan(measures.LAMBDA_MIDDLE.of(LINE))

@@ -1,4 +1,4 @@
-"""The same study over a cluster of two nodes, which Ray's own test utilities start here."""
+"""A study on a Ray cluster of two nodes, started by Ray's test utilities."""
 
 import json
 import re
@@ -33,13 +33,13 @@ def _two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_a_study_on_two_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
-    # So long that one run cannot be over before the other node has a process ready for the second.
+    # Long enough for the second node to start before the first run ends.
     words = ("--executor", "ray", "--epochs", "60")
-    assert reproduce(out, *words, "--minutes", "0.05") == 0  # stopped, and goes on
+    assert reproduce(out, *words, "--minutes", "0.05") == 0  # stopped, then resumed
     assert reproduce(out, *words) == 0
     runs = json.loads((out / "study.json").read_text())["runs"]
     assert {run["name"]: run["state"] for run in runs} == dict.fromkeys(NAMES, "done")
     logs = [(out / "logs" / f"{name}.txt").read_text() for name in NAMES]
     nodes = [re.findall(r"on node (\w+)", log)[-1] for log in logs]
     assert len(set(nodes)) == 2
-    assert "2 of 2 runs are done." in capsys.readouterr().out
+    assert "2 of 2 runs finished." in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`deepcontrol reproduce` from start to end: killed, interrupted, with a run that cannot work."""
+"""`deepcontrol reproduce` end to end: killed, interrupted, with a run that fails."""
 
 import json
 import os
@@ -16,21 +16,20 @@ from deepcontrol.workbench import cli
 from deepcontrol.workbench.cli import main, parse
 from deepcontrol.workbench.study import command as study_command
 from deepcontrol.workbench.study.claims import CLAIMS
+from deepcontrol.workbench.study.executors import find_slots
 from deepcontrol.workbench.study.figure import FIGURE_1
-from deepcontrol.workbench.study.jobs import command, plan, refuse_others
-from deepcontrol.workbench.study.local import find_slots
-from deepcontrol.workbench.study.presets import PRESETS
-from deepcontrol.workbench.study.settings import Reproduce
+from deepcontrol.workbench.study.jobs import plan, refuse_changed, train_command
+from deepcontrol.workbench.study.settings import PRESETS, Reproduce
 from deepcontrol.workbench.train.commands import TrainCommand
 from deepcontrol.workbench.train.config import ConfigChangedError, save_config
 from tests.workbench.study.tiny import reproduce
 
 ROOT = Path(__file__).parents[3]
-NAMES = [f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn")]  # of the runs, in order
+NAMES = [f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn")]  # of the runs, in training order
 
 
 def started(out: Path, *words: str) -> "subprocess.Popen[str]":
-    """The tiny study in a process that can be killed."""
+    """Start the tiny study in a process of its own."""
     line = [sys.executable, "-m", "tests.workbench.study.tiny", str(out), *words]
     return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
@@ -38,7 +37,7 @@ def started(out: Path, *words: str) -> "subprocess.Popen[str]":
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 100
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
+        assert time.monotonic() < deadline, f"{path} was not written"
         time.sleep(0.05)
 
 
@@ -53,45 +52,47 @@ def states(out: Path) -> dict[str, str]:
 def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     with started(out, "--slots", "1") as process:
-        wait_for(out / "runs" / NAMES[1] / "config.json")  # so the first is done
+        wait_for(out / "runs" / NAMES[1] / "config.json")  # so the first is finished
         process.kill()
-    assert states(out) == {NAMES[0]: "done", NAMES[1]: "waiting"}  # as when the first had ended
+    assert states(out) == {NAMES[0]: "done", NAMES[1]: "waiting"}  # the state when the first ended
     assert main(["report", str(out)]) == 0
-    assert "1 of 2 runs are done" in (out / "verdicts.md").read_text()
+    assert "1 of 2 runs finished" in (out / "verdicts.md").read_text()
     first = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
 
     assert reproduce(out) == 0
     assert states(out) == dict.fromkeys(NAMES, "done")
     again = (out / "runs" / NAMES[0] / "metrics.jsonl").stat()
-    assert again.st_mtime_ns == first.st_mtime_ns  # it was made once
+    assert again.st_mtime_ns == first.st_mtime_ns  # it was trained once
     for name in NAMES:
         lines = (out / "runs" / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
     said = capsys.readouterr().out
-    assert "2 of 2 runs are done." in said
-    assert f"The page: {out / 'index.html'}" in said
+    assert "2 of 2 runs finished." in said
+    assert f"Page: {out / 'index.html'}" in said
 
     html = (out / "index.html").read_text()
     assert html.count("<img") == 8 + 2 + 2  # panels, lambda, pictures
     before, packed = study(out), tmp_path / "packed"
-    # Nothing is left to do: judged again, and from the packed files, it is the same.
+    # Judged again, and from the packed files, the claims are the same.
     assert reproduce(out, "--minutes", "0", "--pack", str(packed)) == 0
     for again_ in (study(out), study(packed)):
         assert again_["claims"] == before["claims"]
     assert (packed / "index.html").read_text().count("<img") == html.count("<img")
     for path in packed.rglob("*.json"):
         assert str(tmp_path) not in path.read_text(), path
-    assert all(not (out / "runs" / name / "last").exists() for name in NAMES)  # results are small
+    assert all(
+        not (out / "runs" / name / "last").exists() for name in NAMES
+    )  # checkpoints are deleted
     epochs = [
         json.loads(line)["epoch"]
         for line in (packed / "runs" / NAMES[0] / "layers.jsonl").read_text().splitlines()
     ]
     assert epochs == [0, 2]
-    # A packed study is one: elsewhere it goes on, with nothing to repeat.
+    # A packed study can be continued, and repeats nothing.
     assert reproduce(packed) == 0
     assert states(packed) == dict.fromkeys(NAMES, "done")
     assert study(packed)["command"] == "deepcontrol reproduce --preset quick --out packed"
-    # To train for one claim loses no other, and a folder packed into itself stays as it is.
+    # --only keeps the other claims, and packing a folder into itself changes nothing.
     assert reproduce(packed, "--only", "fig1e", "--pack", str(packed / ".." / "packed")) == 0
     assert study(packed)["claims"] == before["claims"]
     assert study(packed)["command"] == "deepcontrol reproduce --preset quick --out packed"
@@ -109,26 +110,26 @@ def test_interrupted(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=100)[0]
     assert process.returncode == 130
-    assert "0 of 2 runs are done. 2 are left: the same command goes on." in said
+    assert "0 of 2 runs finished. 2 left; run the same command to continue." in said
     assert states(out) == dict.fromkeys(NAMES, "stopped")
     for name in NAMES:
         log = (out / "logs" / f"{name}.txt").read_text()
         assert "SIGTERM: saved at step" in log
 
 
-def test_interrupted_while_the_page_is_drawn(
+def test_interrupted_while_the_page_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def draw(study: Path) -> str:
+    def write_page(study: Path) -> str:
         os.kill(os.getpid(), signal.SIGINT)
-        return f"The page: {study}"
+        return f"Page: {study}"
 
-    monkeypatch.setattr(study_command, "draw", draw)
+    monkeypatch.setattr(study_command, "write_page", write_page)
     assert reproduce(tmp_path / "study", "--minutes", "0") == 130
-    assert "The page: " in capsys.readouterr().out  # a first signal is waited for
+    assert "Page: " in capsys.readouterr().out  # the first signal waits for the page
 
 
-def test_interrupted_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_without_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     def doctor(console: object) -> int:
         raise KeyboardInterrupt
 
@@ -136,7 +137,7 @@ def test_interrupted_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) 
     assert main(["doctor"]) == 130
 
 
-def test_one_run_that_cannot_work_leaves_the_rest(
+def test_a_failing_run_does_not_affect_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "study"
@@ -147,17 +148,17 @@ def test_one_run_that_cannot_work_leaves_the_rest(
     assert states(out) == {name: "failed" if name == NAMES[1] else "done" for name in NAMES}
     said = capsys.readouterr().out
     assert f"{NAMES[1]}: failed, exit code 1: error: " in said
-    assert said.count("tried once more") == 1
-    assert "1 of 2 runs are done." in said
+    assert said.count("retrying once") == 1
+    assert "1 of 2 runs finished." in said
     claims = {claim["id"]: claim for claim in study(out)["claims"]}
     assert set(claims) == {"fig1c", "fig1e"}
-    assert "AGC batch 4 rate 0.32" in claims["fig1c"]["ours"][0][1]
+    assert claims["fig1c"]["checks"][0]["operands"][0]["label"] == "AGC, batch 4, lr 0.32"
     html = (out / "index.html").read_text()
     assert f"{NAMES[1]} failed" in html
     assert (out / "figures" / "figure1.png").stat().st_size > 10_000
 
 
-def test_without_anything_to_draw_with(
+def test_without_matplotlib(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in [
@@ -167,7 +168,7 @@ def test_without_anything_to_draw_with(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = tmp_path / "study"
     assert reproduce(out, "--minutes", "0") == 0
-    assert f"`deepcontrol report {out}` makes it elsewhere" in capsys.readouterr().out
+    assert f"`deepcontrol report {out}` on another machine" in capsys.readouterr().out
     assert states(out) == dict.fromkeys(NAMES, "waiting")
 
 
@@ -177,9 +178,7 @@ def test_checkpoints_can_be_kept(tmp_path: Path) -> None:
     assert all((out / "runs" / name / "best" / "model.safetensors").exists() for name in NAMES)
 
 
-def test_minutes_stop_runs_that_are_under_way(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_minutes_stop_running_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     assert reproduce(out, "--minutes", "0.03") == 0
     assert "stopped" in states(out).values()
@@ -188,18 +187,18 @@ def test_minutes_stop_runs_that_are_under_way(
     assert "another study: epochs 2 -> 3" in capsys.readouterr().err
 
 
-def test_the_command_of_a_run_makes_that_run(tmp_path: Path) -> None:
+def test_the_command_of_a_run_repeats_it(tmp_path: Path) -> None:
     for job in plan(CLAIMS, PRESETS["camvid"], tmp_path, Path("some where")):
-        typed = parse(command(job.config)[1:])
+        typed = parse(train_command(job.config)[1:])
         assert isinstance(typed, TrainCommand)
         assert typed == TrainCommand(**vars(job.config))
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_data_that_is_not_there_is_one_error(
+def test_missing_data_is_one_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
-    """And not one of each run."""
+    """Not one per run."""
     words = ["reproduce", "--preset", "camvid", "--out", str(tmp_path / "study"), *more]
     for root in ([], ["--data-root", str(tmp_path / "gone")]):
         assert main([*words, *root]) == 1
@@ -207,7 +206,7 @@ def test_data_that_is_not_there_is_one_error(
     assert not (tmp_path / "study").exists()
 
 
-def test_every_preset_is_a_plan(tmp_path: Path) -> None:
+def test_every_preset_has_a_plan(tmp_path: Path) -> None:
     for preset in PRESETS.values():
         claims = tuple(claim for claim in CLAIMS if claim.id in preset.claims)
         assert len(claims) == len(preset.claims)
@@ -217,39 +216,39 @@ def test_every_preset_is_a_plan(tmp_path: Path) -> None:
 
 def test_figure_1_comes_first_and_one_seed_before_the_next(tmp_path: Path) -> None:
     jobs = plan(CLAIMS, PRESETS["camvid"], tmp_path, None)
-    drawn = {arm for panel in FIGURE_1 for arm in panel.lines}
+    drawn = {arm for panel in FIGURE_1 for arm in panel.arms}
     order = [(job.seed >= 3, job.arm not in drawn, job.seed) for job in jobs]
     assert order == sorted(order)
     further = [job for job in jobs if job.seed >= 3]
-    assert {job.arm for job in further} == {*FIGURE_1[0].lines, *FIGURE_1[1].lines}
+    assert {job.arm for job in further} == {*FIGURE_1[0].arms, *FIGURE_1[1].arms}
     assert {job.seed for job in further} == {3, 4}
-    assert {job.arm for job in jobs[:6]} == {*FIGURE_1[0].lines, *FIGURE_1[1].lines}
-    assert (len(drawn), len({job.arm for job in jobs})) == (12, 31)
+    assert {job.arm for job in jobs[:6]} == {*FIGURE_1[0].arms, *FIGURE_1[1].arms}
+    assert (len(drawn), len({job.arm for job in jobs})) == (12, 34)
 
 
-def test_runs_that_were_made_otherwise_are_refused(tmp_path: Path) -> None:
+def test_runs_with_other_settings_are_refused(tmp_path: Path) -> None:
     jobs = plan(CLAIMS, PRESETS["camvid"], tmp_path, None)
     for job in jobs[:2]:
         job.folder.mkdir(parents=True)
         save_config(job.config, {}, {})
     (jobs[2].folder).mkdir()
-    (jobs[2].folder / "config.json").write_text("{")  # for its own process to complain of
-    refuse_others(jobs)
+    (jobs[2].folder / "config.json").write_text("{")  # its own process reports this
+    refuse_changed(jobs)
     save_config(replace(jobs[1].config, eval_whole=True), {}, {})
     with pytest.raises(ConfigChangedError, match="--eval-whole True -> False"):
-        refuse_others(jobs)
+        refuse_changed(jobs)
 
 
-def test_only_and_what_it_refuses(tmp_path: Path) -> None:
+def test_only_and_invalid_options(tmp_path: Path) -> None:
     asked = Reproduce(out=tmp_path, only=("fig1b,fig1a", "speed"))
     assert [claim.id for claim in asked.claims] == ["fig1b", "fig1a", "speed"]
-    with pytest.raises(ValueError, match="no claim fig9"):
+    with pytest.raises(ValueError, match="unknown claim fig9"):
         Reproduce(out=tmp_path, only=("fig9",))
-    with pytest.raises(ValueError, match="--last-start cannot be -1"):
+    with pytest.raises(ValueError, match="--last-start must be at least 0, got -1"):
         Reproduce(out=tmp_path, last_start=-1)
 
 
-def test_the_command_of_a_study_makes_that_study(tmp_path: Path) -> None:
+def test_the_command_of_a_study_repeats_it(tmp_path: Path) -> None:
     asked = Reproduce(
         out=tmp_path / "x", preset="camvid", only=("fig1a", "fig1b"), seeds=5, epochs=60,
         data_root=tmp_path / "images", minutes=9, slots=3,

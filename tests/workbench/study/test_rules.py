@@ -1,4 +1,4 @@
-"""Every claim's rule on made-up curves: reproduced, not reproduced, undecided."""
+"""Every claim's rule on artificial curves: reproduced, not reproduced, undecided."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from deepcontrol.workbench.study.arms import Arm, agc, bn
+from deepcontrol.workbench.report.text import (
+    check_found,
+    check_quantity,
+    check_region,
+    check_rule,
+    measurement_line,
+)
+from deepcontrol.workbench.study.arms import Arm, agc, bn, gn
 from deepcontrol.workbench.study.claims import (
     CLAIMS,
     CLASSNET_AGC,
@@ -16,16 +23,23 @@ from deepcontrol.workbench.study.claims import (
     judge,
 )
 from deepcontrol.workbench.study.figure import FIGURE_1
-from deepcontrol.workbench.study.intervals import Interval, difference, mean_of
 from deepcontrol.workbench.study.measures import FINAL
-from deepcontrol.workbench.study.rules import Check, Evidence, decide, together
+from deepcontrol.workbench.study.rules import (
+    Check,
+    Evidence,
+    Interval,
+    combine,
+    decide,
+    difference_interval,
+    mean_interval,
+)
 from tests.workbench.study.made_up import curve
 
 Runs = Mapping[Arm, Mapping[str, Any]]
 CLAIM = {claim.id: claim for claim in CLAIMS}
 NUDGES = (-0.1, 0.0, 0.1)  # of three seeds
 
-# What each claim's arms look like if it is true, and if it is not; the rest is as `curve` has it.
+# The arms of each claim if it is true, and if it is false; other values are those of `curve`.
 TRUE: dict[str, Runs] = {
     "fig1b": {},
     "fig1a": {bn(1): {"error": 12}},
@@ -57,6 +71,7 @@ TRUE: dict[str, Runs] = {
     "identity-clipped-single": {agc(1): {"error": 12}},
     "unit-start": {agc(4): {"early": 5}},
     "unit-start-rates": {agc(8, 0.32): {"error": 12}},
+    "groupnorm": {gn(batch): {"error": 12} for batch in (1, 4, 8)},
 }
 FALSE: dict[str, Runs] = {
     "fig1b": {agc(1): {"error": 13}},
@@ -69,8 +84,8 @@ FALSE: dict[str, Runs] = {
     "fig1h": {agc(8, 0.08): {"error": 8}},
     "fig1h-highest": {agc(8, 0.64): {"diverged": 2}},
     "fig1g": {bn(8, 0.08): {"error": 14}},
-    "lambda-middle": {agc(4): {"lambdas": (1, 1, 1)}},  # as it starts
-    "lambda-deepest": {agc(4): {"lambdas": (1, 1.1, 1)}},  # near 1, as everywhere
+    "lambda-middle": {agc(4): {"lambdas": (1, 1, 1)}},  # the initial value
+    "lambda-deepest": {agc(4): {"lambdas": (1, 1.1, 1)}},  # near 1 at all depths
     "lambda-last": {agc(4): {"lambdas": (1, 1, 1)}},
     "lambda-depth": {agc(4): {"lambdas": (1, 1, 1)}},
     "lambda-range": {agc(4): {"reach": (0.9, 1.1)}},
@@ -89,13 +104,14 @@ FALSE: dict[str, Runs] = {
     "identity-clipped-single": {agc(1): {"error": 8}},
     "unit-start": {},
     "unit-start-rates": {agc(8, 0.64, init="unit"): {"diverged": 2}},
+    "groupnorm": {gn(1): {"error": 8}, gn(4): {"error": 12}, gn(8): {"error": 12}},
 }
 TRAINED = [claim for claim in CLAIMS if claim.arms]
 MEASURED = [claim for claim in CLAIMS if not claim.arms]
 
 
 def evidence(claim_id: str, runs: Runs, nudges: tuple[float, ...] = NUDGES) -> Evidence:
-    """Runs over seeds, which differ by a nudge of everything, and by a spike."""
+    """Return runs over seeds. Each nudge shifts all values of a seed."""
     curves = {}
     for arm in CLAIM[claim_id].arms:
         about = {"error": 10.0, "loss": 0.5, "lambdas": (1.0, 0.8, 0.0), "reach": (0.0, 2.0)}
@@ -116,59 +132,59 @@ def evidence(claim_id: str, runs: Runs, nudges: tuple[float, ...] = NUDGES) -> E
     return Evidence(curves)
 
 
-def test_all_claims_are_here() -> None:
+def test_every_trained_claim_has_cases() -> None:
     assert set(TRUE) == set(FALSE) == {claim.id for claim in TRAINED}
     assert len(CLAIM) == len(CLAIMS)
 
 
 @pytest.mark.parametrize("claim_id", TRUE)
-def test_what_is_true_is_reproduced(claim_id: str) -> None:
+def test_true_claims_are_reproduced(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id]))
-    assert judged.verdict == "reproduced", judged.findings
+    assert judged.verdict == "reproduced", judged.checks
 
 
 @pytest.mark.parametrize("claim_id", FALSE)
-def test_what_is_not_is_not(claim_id: str) -> None:
+def test_false_claims_are_not_reproduced(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], evidence(claim_id, FALSE[claim_id]))
-    assert judged.verdict == "not reproduced", judged.findings
+    assert judged.verdict == "not reproduced", judged.checks
 
 
-def test_the_deepest_lambda_must_be_near_1_too() -> None:
-    far = {agc(4): {"lambdas": (0.2, 0.0, 0.0)}}  # above half depth, and not near 1
+def test_the_deepest_lambda_must_also_be_near_1() -> None:
+    far = {agc(4): {"lambdas": (0.2, 0.0, 0.0)}}  # above half depth, but not near 1
     judged = judge(CLAIM["lambda-deepest"], evidence("lambda-deepest", far))
-    assert [finding.verdict for finding in judged.findings] == ["not reproduced", "reproduced"]
+    assert [check.verdict for check in judged.checks] == ["not reproduced", "reproduced"]
     assert judged.verdict == "not reproduced"
 
 
-def is_certain(claim_id: str) -> bool:
-    """What does not hang on the nudges."""
+def is_insensitive(claim_id: str) -> bool:
+    """Return whether the claim's measure does not depend on the nudges."""
     return claim_id in ("spikes", "spikes-classnet")
 
 
-@pytest.mark.parametrize("claim_id", [c for c in TRUE if not is_certain(c)])
-def test_what_seeds_disagree_on_is_undecided(claim_id: str) -> None:
+@pytest.mark.parametrize("claim_id", [c for c in TRUE if not is_insensitive(c)])
+def test_a_large_variance_is_undecided(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id], (-9.0, 0.0, 9.0)))
-    assert judged.verdict == "undecided", judged.findings
+    assert judged.verdict == "undecided", judged.checks
 
 
 @pytest.mark.parametrize("claim_id", TRUE)
-def test_one_seed_proves_nothing(claim_id: str) -> None:
+def test_one_seed_is_undecided(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], evidence(claim_id, TRUE[claim_id], (0.0,)))
-    assert judged.verdict == "undecided", judged.findings
+    assert judged.verdict == "undecided", judged.checks
 
 
 @pytest.mark.parametrize("claim_id", TRUE)
-def test_what_was_not_run_is_undecided(claim_id: str) -> None:
+def test_missing_runs_are_undecided(claim_id: str) -> None:
     judged = judge(CLAIM[claim_id], Evidence())
     assert judged.verdict == "undecided"
-    assert "no finished run of" in judged.findings[0].found
+    assert "no finished run of" in check_found(judged.checks[0])
 
 
 @pytest.mark.parametrize(
     ("bn_value", "verdict"), [(13.0, "reproduced"), (10.0, "not reproduced"), (None, "undecided")]
 )
 @pytest.mark.parametrize("claim", MEASURED, ids=lambda c: c.id)
-def test_claims_of_the_benchmark(claim: Any, bn_value: float | None, verdict: str) -> None:
+def test_benchmark_claims(claim: Any, bn_value: float | None, verdict: str) -> None:
     check = claim.checks[0]
     columns = {"ms": ("ms_p20", "ms_p50", "ms_p80")}.get(check.column, (check.column,))
     common = {"group": check.group, "batch": str(check.batch), "engine": "graph"}
@@ -182,7 +198,7 @@ def test_claims_of_the_benchmark(claim: Any, bn_value: float | None, verdict: st
     assert judge(claim, Evidence(bench=rows)).verdict == verdict
 
 
-def test_each_in_its_best_engine() -> None:
+def test_each_contender_uses_its_best_engine() -> None:
     common = {"group": "segnet", "batch": "8", "dtype": "bf16", "width": "1", "size": "256x512"}
     rows = [
         {**common, "contender": who, "engine": engine, "ms_p20": ms, "ms_p50": ms, "ms_p80": ms}
@@ -192,14 +208,14 @@ def test_each_in_its_best_engine() -> None:
         )
     ]  # fmt: skip
     judged = judge(CLAIM["speed"], Evidence(bench=rows))
-    assert judged.findings[0].found == "1.25"
-    assert tuple(map(str, judged.ours)) == (
-        "time of a step, BN (graph): 12.5 ms",
-        "time of a step, AGC (graph): 10 ms",
+    assert check_found(judged.checks[0]) == "1.25"
+    assert tuple(map(measurement_line, judged.measurements)) == (
+        "step time, BN (graph): 12.5 ms",
+        "step time, AGC (graph): 10 ms",
     )
 
 
-def test_times_of_two_calls_are_not_compared() -> None:
+def test_times_of_two_benchmark_calls_are_not_compared() -> None:
     common = {"group": "segnet", "batch": "8", "dtype": "bf16", "width": "1", "size": "256x512"}
     rows = [
         {**common, "contender": who, "engine": how, "ms_p20": ms, "ms_p50": ms, "ms_p80": ms}
@@ -210,26 +226,35 @@ def test_times_of_two_calls_are_not_compared() -> None:
     ]  # fmt: skip
     for later, verdict in (((), "reproduced"), ((0, 2), "reproduced"), ((3,), "undecided")):
         calls = [{**row, "run": "b" if i in later else "a"} for i, row in enumerate(rows)]
-        finding = judge(CLAIM["speed"], Evidence(bench=calls)).findings[0]
-        assert finding.verdict == verdict  # of the two best, whenever the others were measured
-        assert finding.found == "1.33" or "two calls" in finding.found
+        check = judge(CLAIM["speed"], Evidence(bench=calls)).checks[0]
+        assert check.verdict == verdict  # depends on the two best rows only
+        assert check_found(check) == "1.33" or "two benchmark calls" in check_found(check)
+
+
+# 95% quantiles of Student's t by degrees of freedom, from published tables.
+T = {1: 6.313751515, 2: 2.919985580, 4: 2.131846786, 39: 1.684875122}
 
 
 def test_intervals() -> None:
     inf = math.inf
-    assert difference([1.0], [3.0]) == Interval(-2, -inf, inf)
-    assert difference([1.0, 1.0], [3.0]) == Interval(-2, -inf, inf)
-    assert difference([1.0, 1.0], [3.0, 3.0]) == Interval(-2, -inf, inf)  # no spread to judge by
-    assert difference([1.0, 3.0], [5.0, 7.0]).high == pytest.approx(-4 + 2.92 * math.sqrt(2))
-    # From three numbers on (Welch), a side that does not vary adds no freedom to the other.
-    assert difference([1.0, 2.0, 3.0], [5.0] * 3).high == pytest.approx(-3 + 2.92 / math.sqrt(3))
-    assert difference([1.0, 2.0, 3.0], [5.0, 6.0, 7.0]).high == pytest.approx(
-        -4 + 2.132 * math.sqrt(2 / 3)
+    assert difference_interval([1.0], [3.0]) == Interval(-2, -inf, inf)
+    assert difference_interval([1.0, 1.0], [3.0]) == Interval(-2, -inf, inf)
+    # Without any spread there is no interval.
+    assert difference_interval([1.0, 1.0], [3.0, 3.0]) == Interval(-2, -inf, inf)
+    assert difference_interval([1.0, 3.0], [5.0, 7.0]).high == pytest.approx(
+        -4 + T[2] * math.sqrt(2)
     )
-    assert difference([1.0] * 3, [3.0] * 3) == Interval(-2, -inf, inf)
-    assert math.isnan(difference([inf], [inf]).middle)
-    assert mean_of([1.0, 3.0]) == pytest.approx(Interval(2, 2 - 6.314, 2 + 6.314))
-    assert mean_of([0.0, 2.0] * 20).high == pytest.approx(1 + 1.697 * math.sqrt(40 / 39 / 40))
+    # With three values (Welch), a side without variance adds no degrees of freedom.
+    assert difference_interval([1.0, 2.0, 3.0], [5.0] * 3).high == pytest.approx(
+        -3 + T[2] / math.sqrt(3)
+    )
+    assert difference_interval([1.0, 2.0, 3.0], [5.0, 6.0, 7.0]).high == pytest.approx(
+        -4 + T[4] * math.sqrt(2 / 3)
+    )
+    assert difference_interval([1.0] * 3, [3.0] * 3) == Interval(-2, -inf, inf)
+    assert math.isnan(difference_interval([inf], [inf]).middle)
+    assert mean_interval([1.0, 3.0]) == pytest.approx(Interval(2, 2 - T[1], 2 + T[1]))
+    assert mean_interval([0.0, 2.0] * 20).high == pytest.approx(1 + T[39] * math.sqrt(40 / 39 / 40))
 
 
 @pytest.mark.parametrize(
@@ -238,14 +263,16 @@ def test_intervals() -> None:
         ([math.inf] * 3, [8.0, 9.0, 8.0], True),
         ([8.0, 9.0, 8.0], [math.inf, math.inf, math.inf, 9.0], True),
         ([math.inf, math.inf, 9.0], [8.0, 9.0, 8.0], False),  # two of three
-        ([math.inf] * 2, [8.0, 9.0, 8.0], False),  # may be chance
+        ([math.inf] * 2, [8.0, 9.0, 8.0], False),  # too few
         ([math.inf] * 3, [8.0, 9.0], False),
         ([math.inf] * 3, [math.inf, 8.0, 9.0], False),
         ([math.inf] * 3, None, True),
     ],
 )
-def test_most_runs_have_to_diverge(a: list[float], b: list[float] | None, certain: bool) -> None:
-    interval = difference(a, b)
+def test_divergence_decides_only_if_most_runs_diverged(
+    a: list[float], b: list[float] | None, certain: bool
+) -> None:
+    interval = difference_interval(a, b)
     assert (interval.low == interval.high) == certain
     assert (decide(interval, 0, math.inf) == "undecided") == (not certain)
 
@@ -261,42 +288,59 @@ def test_most_runs_have_to_diverge(a: list[float], b: list[float] | None, certai
         (-math.inf, math.inf, "undecided"),
     ],
 )
-def test_where_an_interval_lies(low: float, high: float, verdict: str) -> None:
+def test_decision_by_interval(low: float, high: float, verdict: str) -> None:
     assert decide(Interval((low + high) / 2, low, high), -1, 1) == verdict
 
 
-def test_one_check_that_fails_is_enough() -> None:
-    assert together(["reproduced", "undecided", "not reproduced"]) == "not reproduced"
-    assert together(["reproduced", "undecided"]) == "undecided"
-    assert together(["reproduced", "reproduced"]) == "reproduced"
-    assert together([]) == "undecided"
+def test_one_failed_check_fails_the_claim() -> None:
+    assert combine(["reproduced", "undecided", "not reproduced"]) == "not reproduced"
+    assert combine(["reproduced", "undecided"]) == "undecided"
+    assert combine(["reproduced", "reproduced"]) == "reproduced"
+    assert combine([]) == "undecided"
 
 
-def test_what_is_found_is_said() -> None:
+def test_a_check_result_has_the_numbers() -> None:
     check = Check(measure=FINAL, arm=bn(1), against=bn(4), low=1)
     curves = {bn(1): [curve(12.0), curve(14.0)], bn(4): [curve(9.0), curve(11.0)]}
-    finding = check.judge(Evidence(curves))
-    assert finding.quantity == "final error: BN batch 1 rate 0.02 less BN batch 4 rate 0.08"
-    assert finding.region == "above 1 point"
-    assert finding.rule == "final error: differences above 1 point"
-    assert finding.found == "3.00 points, 90% within -1.13 and 7.13, 2 seeds"
-    assert str(finding.values[0]) == "final error, BN batch 1 rate 0.02: 13.52 ± 1.41 % (n=2)"
+    result = check.judge(Evidence(curves))
+    assert (result.kind, result.measure, result.unit) == ("difference", "final error", "points")
+    assert (result.low, result.high, result.problem) == (1, None, "")
+    assert result.estimate == pytest.approx(3)
+    assert result.interval_low == pytest.approx(3 - 2.92 * math.sqrt(2), abs=1e-3)
+    assert result.interval_high == pytest.approx(3 + 2.92 * math.sqrt(2), abs=1e-3)
+    arm, against = result.operands
+    assert (arm.arm, against.arm) == ("segnet-bn-b1-lr0.02", "segnet-bn-b4-lr0.08")
+    assert (arm.n, arm.diverged) == (2, 0)
+    assert arm.mean == pytest.approx(13.52, abs=0.005)
+    assert arm.std == pytest.approx(math.sqrt(2))
+
+
+def test_check_results_as_text() -> None:
+    check = Check(measure=FINAL, arm=bn(1), against=bn(4), low=1)
+    curves = {bn(1): [curve(12.0), curve(14.0)], bn(4): [curve(9.0), curve(11.0)]}
+    result = check.judge(Evidence(curves))
+    assert check_quantity(result) == "final error: BN, batch 1, lr 0.02 minus BN, batch 4, lr 0.08"
+    assert check_region(result) == "above 1 point"
+    assert check_rule(result) == "final error: difference above 1 point"
+    assert check_found(result) == "3.00 points (90% interval -1.13 to 7.13, 2 seeds)"
+    who = "final error, BN, batch 1, lr 0.02"
+    assert measurement_line(result.operands[0]) == f"{who}: 13.52 ± 1.41 % (n=2)"
     more = {bn(1): [curve(diverged=2)] * 3, bn(4): [curve(10.0)] * 3}
-    gone = check.judge(Evidence(more))
-    assert gone.found == "worse without bound: runs diverged"
-    assert str(gone.values[0]) == "final error, BN batch 1 rate 0.02: 3 of 3 diverged"
+    diverged = check.judge(Evidence(more))
+    assert check_found(diverged) == "worse without bound: runs diverged"
+    assert measurement_line(diverged.operands[0]) == f"{who}: 3 of 3 diverged"
     one = check.judge(Evidence({**curves, bn(1): [curve(diverged=2), curve(10.0)]}))
-    assert one.found == "too few runs to tell, 2 seeds: some diverged"
+    assert check_found(one) == "too few runs to decide (2 seeds): some diverged"
     assert one.verdict == "undecided"
-    assert str(one.values[0]) == "final error, BN batch 1 rate 0.02: 1 of 2 diverged"
+    assert measurement_line(one.operands[0]) == f"{who}: 1 of 2 diverged"
 
 
-def test_names_tell_arms_apart() -> None:
+def test_names_and_labels_of_arms_are_unique() -> None:
     arms = {arm for claim in CLAIMS for arm in claim.arms}
     assert len({arm.name for arm in arms}) == len({str(arm) for arm in arms}) == len(arms)
 
 
-def test_figure_1_needs_no_run_of_its_own() -> None:
-    drawn = {arm for panel in FIGURE_1 for arm in panel.lines}
+def test_figure_1_draws_only_arms_of_claims() -> None:
+    drawn = {arm for panel in FIGURE_1 for arm in panel.arms}
     assert drawn <= {arm for claim in CLAIMS for arm in claim.arms}
     assert [panel.letter for panel in FIGURE_1] == list("abcdefgh")

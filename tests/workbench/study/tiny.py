@@ -1,4 +1,4 @@
-"""`deepcontrol reproduce` with a preset of seconds: python -m tests.workbench.study.tiny OUT ..."""
+"""`deepcontrol reproduce` with a tiny preset: python -m tests.workbench.study.tiny OUT ..."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.study import presets
+from deepcontrol.workbench.study import settings
 
 TINY = replace(
-    presets.PRESETS["quick"],
+    settings.PRESETS["quick"],
     size=(32, 64),
     width=0.02,
     epochs=2,
@@ -22,9 +22,9 @@ TINY = replace(
 
 
 def reproduce(out: Path, *words: str) -> int:
-    """In this process; the runs are processes of their own, as always."""
+    """Run in this process. The runs are processes of their own, as always."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    with patch.dict(presets.PRESETS, quick=TINY):
+    with patch.dict(settings.PRESETS, quick=TINY):
         return main(["reproduce", "--out", str(out), *words])
 
 

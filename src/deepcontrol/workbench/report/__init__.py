@@ -1,4 +1,4 @@
-"""Run folders to figures and a page."""
+"""Pages, figures and text from run folders and study folders."""
 
 from .command import Report, run_report
 

@@ -1,18 +1,26 @@
-"""What all charts share: colors that can be told apart, sober axes, and the way into a page."""
+"""Charts: common style, curves of runs, panels of a study, export as SVG and PNG."""
 
 import base64
 import io
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-# Okabe and Ito's colors, which the color-blind can tell apart too; then the same with dashes.
+from ..runfolder import Run
+from ..studyfolder import Line, Panel
+
+# Style
+
+# Okabe and Ito's colors, which color-blind readers can tell apart; then the same with dashes.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#b8860b", "#444444", "#8b4fc4")
 DASHES = ((), (6, 2), (2, 2), (6, 2, 2, 2))
 
@@ -28,45 +36,62 @@ _STYLE: Any = {
     "ytick.labelsize": 8.0,
     "axes.titlesize": 10.0,
     "axes.titlelocation": "left",
-    "svg.hashsalt": "deepcontrol",  # the same run folder, the same page
-    "text.parse_math": False,  # a name may hold dollars
+    "svg.hashsalt": "deepcontrol",  # the same run folder gives the same page
+    "text.parse_math": False,  # a name may contain dollar signs
 }
 
 
 def line_style(index: int) -> tuple[str, tuple[int, ...]]:
-    """Color and dashes of run `index`."""
+    """Return the color and the dashes of run `index`."""
     return COLORS[index % len(COLORS)], DASHES[index // len(COLORS) % len(DASHES)]
 
 
 @contextmanager
 def drawing(width: float, height: float) -> Iterator[Figure]:
-    """A figure of so many inches, in this report's style."""
+    """Create a figure of this size in inches, in the report's style."""
     with matplotlib.rc_context(_STYLE):
         yield Figure(figsize=(width, height), layout="constrained")
 
 
+def tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def ascii_name(text: str) -> str:
+    """Replace characters that the font may lack."""
+    return text.encode("ascii", "replace").decode()
+
+
+# Export
+
+
 def data_uri(figure: Figure) -> str:
-    """A figure as an SVG that an <img> holds by itself."""
+    """Return a figure as an SVG data URI for <img>."""
     return _as_uri(_svg(figure))
 
 
 def save_figure(figure: Figure, path: Path, shaded: bool = False) -> str:
-    """As path.svg and path.png; returns what data_uri does. A heat map is shaded, lines are not."""
+    """Save a figure as path.svg and path.png, and return its data URI.
+
+    Args:
+        shaded: The figure has smooth shades, as a heat map has, and needs more than 256 colors.
+    """
     svg = _svg(figure)
     path.with_suffix(".svg").write_bytes(svg)
-    figure.set_layout_engine("none")  # it is laid out by now, which takes as long as to draw it
+    figure.set_layout_engine("none")  # already laid out, which takes as long as drawing
     _save_png(figure, path.with_suffix(".png"), shaded)
     return _as_uri(svg)
 
 
 def _save_png(figure: Figure, path: Path, shaded: bool) -> None:
-    """In 256 colors, at less than half the bytes, unless there are shades: they would show."""
     file = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(file, format="png", dpi=150)
     picture = Image.open(file).convert("RGB")
-    if not shaded:
-        # Other methods give few pixels' colors away, such as those of a line in the legend alone.
+    if not shaded:  # 256 colors take less than half of the bytes
+        # Other methods drop colors of few pixels, such as that of a line in the legend only.
         picture = picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     picture.save(path, optimize=True)
 
@@ -82,12 +107,181 @@ def _as_uri(svg: bytes) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
-def tidy(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
+# Curves of runs
+
+MARKED = 40  # up to this many epochs, each has a marker
 
 
-def plain(text: str) -> str:
-    """A name that any font can draw."""
-    return text.encode("ascii", "replace").decode()
+def draw_curves(runs: Sequence[Run]) -> Figure:
+    """Draw training loss and validation error of all runs."""
+    with drawing(11, 4.2) as figure:
+        loss, error = figure.subplots(1, 2)
+        _draw_metric(loss, runs, "train_loss", 1.0)
+        loss.autoscale(axis="y")  # unlike an error, a loss has no natural lower end
+        loss.set(title="Training loss", ylabel="loss, mean of an epoch")
+        _draw_metric(error, runs, "val_error", 100.0)
+        error.set(title="Validation error", ylabel="wrongly labeled pixels, %")
+    return figure
+
+
+def _draw_metric(axes: Axes, runs: Sequence[Run], name: str, factor: float) -> None:
+    """Draw a line for each run, from epoch 1. Epoch 0 would compress the rest of the scale."""
+    highest = 0.0
+    for i, run in enumerate(runs):
+        epochs, values = run.series(name)
+        trained = [(e, factor * v) for e, v in zip(epochs, values, strict=True) if e > 0]
+        if not trained:
+            continue
+        color, dashes = line_style(i)
+        (line,) = axes.plot(*zip(*trained, strict=True), color=color, linewidth=1.6)
+        line.set_dashes(dashes or (None, None))
+        if len(trained) <= MARKED:
+            line.set(marker="o", markersize=2.5)
+        highest = max(highest, *(value for _, value in trained))
+    if not highest:
+        axes.text(0.5, 0.5, "no epoch yet", transform=axes.transAxes, ha="center", va="center")
+    axes.set_ylim(0, 1.05 * highest or 1)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(axes)
+
+
+# Panels of a study, whose lines are arms over several seeds
+
+METRIC_LABELS = {"val_error": "validation error, %", "val_loss": "validation loss"}
+FACTORS = {"val_error": 100.0, "val_loss": 1.0}
+USUAL = 0.99  # fraction of the later values inside the axis range; single spikes leave it
+
+Runs = Mapping[str, Run]  # by name
+Points = dict[int, float]  # by epoch
+Range = tuple[float, float]
+Ranges = dict[str, Range | None]  # of a panel's y axis, by its letter; None without values
+
+
+def draw_figure(panels: Sequence[Panel], runs: Runs, ranges: Ranges, subtitle: str) -> Figure:
+    """Draw all panels in one figure, two in a row as in the paper."""
+    rows = math.ceil(len(panels) / 2)
+    with drawing(11, 3.75 * rows) as figure:
+        legend = "Bold: mean over seeds. Thin: single seeds. Crosses: runs that diverged."
+        figure.suptitle(f"{subtitle}\n{legend}", fontsize=9)
+        for i, panel in enumerate(panels, 1):
+            draw_panel(figure.add_subplot(rows, 2, i), panel, runs, ranges[panel.letter])
+    return figure
+
+
+def draw_one(panel: Panel, runs: Runs, shown: Range | None) -> Figure:
+    """Draw a single panel, for a page that arranges panels by its width."""
+    with drawing(4.8, 3.2) as figure:
+        draw_panel(figure.subplots(), panel, runs, shown)
+    return figure
+
+
+def own_ranges(panels: Sequence[Panel], runs: Runs) -> Ranges:
+    """Return a range of the y axis for each panel."""
+    return {panel.letter: usual_range(panel, runs) for panel in panels}
+
+
+def paired_ranges(panels: Sequence[Panel], runs: Runs) -> Ranges:
+    """Return ranges in which two error panels of a row share one axis, for comparison."""
+    found = own_ranges(panels, runs)
+    for pair in zip(panels[::2], panels[1::2], strict=True):
+        left, right = (found[panel.letter] for panel in pair)
+        if left and right and all(panel.metric == "val_error" for panel in pair):
+            both = min(left[0], right[0]), max(left[1], right[1])
+            found |= {panel.letter: both for panel in pair}
+    return found
+
+
+def usual_range(panel: Panel, runs: Runs) -> Range | None:
+    """Return the range of the values after the first third of the epochs, without the spikes."""
+    lines = [runs_of(line, runs) for line in panel.lines]
+    seeds = [p for of_line in lines for run in of_line if (p := points(run, panel.metric))]
+    if not seeds:
+        return None
+    longest = max(max(of_run) for of_run in seeds)
+    late = sorted(v for of_run in seeds for e, v in of_run.items() if e > longest / 3)
+    values = late or sorted(v for of_run in seeds for v in of_run.values())
+    low, high = values[0], values[round(USUAL * (len(values) - 1))]
+    margin = 0.06 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def draw_panel(axes: Axes, panel: Panel, runs: Runs, shown: Range | None) -> None:
+    """Draw each seed as a thin line, their mean as a bold one, and a cross per diverged run."""
+    axes.set_title(f"({panel.letter}) {panel.title}")
+    axes.set(xlabel="epoch", ylabel=METRIC_LABELS[panel.metric])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    tidy(axes)
+    if shown is None:
+        axes.set(xticks=[], yticks=[])
+        found = [run for line in panel.lines for run in runs_of(line, runs)]
+        diverged = any(run.diverged is not None for run in found)
+        words = "diverged in the first epoch" if diverged else "not run"
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center")
+        return
+    axes.set_ylim(*shown)
+    last = [
+        draw_line(axes, line.label, runs_of(line, runs), panel.metric, line_style(i)[0])
+        for i, line in enumerate(panel.lines)
+    ]
+    axes.set_xlim(0, max(last) * 1.02)
+    axes.legend(fontsize=8, framealpha=0.85, edgecolor="none")
+
+
+def draw_line(axes: Axes, label: str, runs: Sequence[Run], metric: str, color: str) -> int:
+    """Draw the seeds of an arm, their mean and the crosses; return the last epoch."""
+    label += seeds_text(runs)
+    of_runs = [(run, points(run, metric)) for run in runs]
+    seeds = [of_run for _, of_run in of_runs if of_run]
+    for of_run in seeds if len(seeds) > 1 else []:
+        axes.plot(list(of_run), list(of_run.values()), color=color, alpha=0.5, linewidth=0.8)
+    # The mean is over the longest runs. A run that ended early must neither end nor bend it.
+    longest = max((max(of_run) for of_run in seeds), default=0)
+    complete = [of_run for of_run in seeds if longest in of_run]
+    common = [e for e in (complete[0] if complete else {}) if all(e in of for of in complete)]
+    means = [fmean(of_run[e] for of_run in complete) for e in common]
+    crosses = [
+        (run.diverged, of_run[max(of_run)] if of_run else math.inf)
+        for run, of_run in of_runs
+        if run.diverged is not None
+    ]
+    # If all runs diverged, the legend shows their cross, since the line is hardly visible.
+    all_diverged = crosses and not any(of and run.diverged is None for run, of in of_runs)
+    axes.plot(common, means, color=color, linewidth=1.8, label=None if all_diverged else label)
+    _draw_crosses(axes, crosses, color, label if all_diverged else None)
+    return max([longest, *(epoch for epoch, _ in crosses)])
+
+
+def _draw_crosses(
+    axes: Axes, at: Sequence[tuple[int, float]], color: str, label: str | None
+) -> None:
+    """Draw crosses at epochs and values, moved to the top of the axis if they are above it."""
+    bottom, edge = axes.get_ylim()
+    top = edge - 0.04 * (edge - bottom)
+    x, y = [epoch for epoch, _ in at], [min(value, top) for _, value in at]
+    if at:
+        axes.plot(x, y, "x", markersize=7, mew=1.6, color=color, label=label)
+
+
+def seeds_text(runs: Sequence[Run]) -> str:
+    """Return the number of seeds for the legend, such as " (3 seeds, 1 diverged)"."""
+    diverged = sum(run.diverged is not None for run in runs)
+    count = sum(run.epochs_done > 0 or run.diverged is not None for run in runs)
+    if not count:
+        return ": not run"
+    seeds = f"{count} seeds" * (count > 1)
+    ended = ("diverged" if diverged == count else f"{diverged} diverged") * (diverged > 0)
+    words = ", ".join(filter(None, (seeds, ended)))
+    return f" ({words})" if words else ""
+
+
+def runs_of(line: Line, runs: Runs) -> list[Run]:
+    """Return those runs of a line that have a record."""
+    return [runs[name] for name in line.runs if name in runs and runs[name].metrics]
+
+
+def points(run: Run, metric: str) -> Points:
+    """Return a metric by epoch, from epoch 1. Epoch 0 would compress the rest of the scale."""
+    pairs = zip(*run.series(metric), strict=True)
+    return {epoch: FACTORS[metric] * value for epoch, value in pairs if epoch > 0}

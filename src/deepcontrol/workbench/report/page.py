@@ -1,55 +1,45 @@
-"""The page: one HTML file that holds everything it shows."""
+"""The pages: one self-contained HTML file for some runs, or for a study.
 
+A study's page comes with its figures as files and the verdicts as a Markdown table.
+"""
+
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from ..runfolder import Run
-from .curves import draw_curves
-from .depth import SHARE, Scale, departure, draw_depth, draw_heats, draw_multiples
-from .figures import data_uri, line_style
-from .layers import Track, track, track_open
-from .pictures import chosen, picture_uri
+from ..studyfolder import FIGURES, PAGE, VERDICT_TABLE, VERDICTS, Cell, Study, StudyRuns
+from . import text
+from .figures import (
+    data_uri,
+    draw_curves,
+    draw_figure,
+    draw_one,
+    line_style,
+    own_ranges,
+    paired_ranges,
+    save_figure,
+)
+from .layers import (
+    FRACTION,
+    Scale,
+    Track,
+    departure,
+    draw_depth,
+    draw_heats,
+    draw_multiples,
+    track,
+    track_open,
+)
+from .pictures import first_and_last, picture_uri
 from .summary import differing, in_common, summarize
 
-STARTS = {"mean_scale": 1.0, "gain": 1.0, "bias": 0.0}  # of lambda, gamma and beta
-
-
-@dataclass(frozen=True)
-class Section:
-    """What the page shows of one run beside the table; pictures as data URIs, or None."""
-
-    run: Run
-    color: str
-    dashes: str  # of its line, as SVG writes them
-    depth: str | None
-    multiples: str | None
-    others: str | None
-    samples: list[tuple[int, str]]
-    notes: list[str]
-
-
-def write_page(runs: Sequence[Run], refused: Sequence[str], folder: Path) -> Path:
-    """Write index.html into a folder; returns its path."""
-    html = (
-        environment()
-        .get_template("page.html")
-        .render(
-            runs=runs,
-            refused=refused,
-            columns=differing(runs),
-            common=in_common(runs),
-            summaries=summarize(runs),
-            sections=sections(runs),
-            curves=data_uri(draw_curves(runs)),
-        )
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "index.html"
-    path.write_text(html, encoding="utf-8")
-    return path
+INITIAL = {"mean_scale": 1.0, "gain": 1.0, "bias": 0.0}  # lambda, gamma and beta
+OUTCOMES = dict(zip(VERDICTS, ("holds", "fails", "is undecided"), strict=True))  # of a check
 
 
 def environment() -> jinja2.Environment:
@@ -62,12 +52,52 @@ def environment() -> jinja2.Environment:
     )
 
 
+def _render(template: str, folder: Path, **content: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / PAGE
+    html = environment().get_template(template).render(text=text, **content)
+    page.write_text(html, encoding="utf-8")
+    return page
+
+
+# Runs
+
+
+@dataclass(frozen=True)
+class Section:
+    """The part of the page about one run. Pictures are data URIs, or None."""
+
+    run: Run
+    color: str
+    dashes: str  # of its line, in SVG's notation
+    depth: str | None
+    multiples: str | None
+    others: str | None
+    samples: list[tuple[int, str]]
+    notes: list[str]
+
+
+def write_page(runs: Sequence[Run], refused: Sequence[str], folder: Path) -> Path:
+    """Write index.html about some runs into a folder and return its path."""
+    return _render(
+        "page.html",
+        folder,
+        runs=runs,
+        refused=refused,
+        columns=differing(runs),
+        common=in_common(runs),
+        summaries=summarize(runs),
+        sections=sections(runs),
+        curves=data_uri(draw_curves(runs)),
+    )
+
+
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """One for each run; all runs' colors mean the same, so that they can be compared."""
-    tracks = {name: [track(run, name) for run in runs] for name in STARTS}
+    """Return a section for each run, with common color scales for comparison."""
+    tracks = {name: [track(run, name) for run in runs] for name in INITIAL}
     scales = {
         name: Scale.around(start, [t.mean for t in tracks[name] if t])
-        for name, start in STARTS.items()
+        for name, start in INITIAL.items()
     }
     lambdas = [departure(t, 1.0) for t in tracks["mean_scale"] if t]
     scales["departure"] = Scale.up_from_0(lambdas)
@@ -81,7 +111,7 @@ def section(run: Run, index: int, scales: dict[str, Scale]) -> Section:
         of_lambda = scales["mean_scale"], scales["departure"]
         depth = data_uri(draw_depth(lam, "lambda", 1.0, *of_lambda))
         multiples = data_uri(draw_multiples(lam, "lambda", 1.0))
-    samples, missing = pictures(run)
+    samples, missing = sample_pictures(run)
     return Section(
         run=run,
         color=color,
@@ -95,22 +125,114 @@ def section(run: Run, index: int, scales: dict[str, Scale]) -> Section:
 
 
 def draw_others(run: Run, scales: dict[str, Scale]) -> str | None:
-    """gamma, beta and the share of open activations, of what the run has."""
+    """Draw gamma, beta and the fraction of active ReLUs, as far as the run has them."""
     found: list[tuple[str, Track, Scale]] = []
     for name, symbol in (("gain", "gamma"), ("bias", "beta")):
         if parameter := track(run, name):
             found.append((f"{symbol}, mean of each layer", parameter, scales[name]))
-    if opened := track_open(run):
-        found.append(("share of open activations", opened, SHARE))
+    if active := track_open(run):
+        found.append(("fraction of active ReLUs", active, FRACTION))
     return data_uri(draw_heats(found)) if found else None
 
 
-def pictures(run: Run) -> tuple[list[tuple[int, str]], list[str]]:
-    """The sample pictures, and lines about those that cannot be shown."""
+def sample_pictures(run: Run) -> tuple[list[tuple[int, str]], list[str]]:
+    """Return the sample pictures, and a note for each that cannot be shown."""
     shown, missing = [], []
-    for epoch, path in chosen(run.samples):
+    for epoch, path in first_and_last(run.samples):
         try:
             shown.append((epoch, picture_uri(path)))
         except ValueError as error:
             missing.append(str(error))
-    return shown, missing if run.samples else ["there are no sample pictures yet"]
+    return shown, missing if run.samples else ["no sample pictures yet"]
+
+
+# A study
+
+
+def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
+    """Write index.html, figures/ and verdicts.md of a study; return the page's path."""
+    out.mkdir(parents=True, exist_ok=True)
+    lambdas = write_figures(study, runs, out / FIGURES)
+    range_1 = paired_ranges(study.figure1, runs.found)
+    range_2 = own_ranges(study.figure2, runs.found)
+    (out / VERDICT_TABLE).write_text(text.verdicts_markdown(study) + "\n", encoding="utf-8")
+    return _render(
+        "study.html",
+        out,
+        study=study,
+        runs=runs,
+        outcomes=OUTCOMES,
+        lrs=sorted({cell.lr for cell in study.grid}),
+        grid=grid_rows(study),
+        figure1=[(p, data_uri(draw_one(p, runs.found, range_1[p.letter]))) for p in study.figure1],
+        figure2=[(p, data_uri(draw_one(p, runs.found, range_2[p.letter]))) for p in study.figure2],
+        lambdas=lambdas,
+        pictures=study_pictures(study, runs),
+        rows=[
+            (entry, summarize([run])[0] if (run := runs.get(entry.name)) else None)
+            for entry in study.runs
+        ],
+        about=about(runs),
+    )
+
+
+def write_figures(study: Study, runs: StudyRuns, folder: Path) -> dict[str, str]:
+    """Save the figures as SVG and PNG; return those of lambda as data URIs."""
+    folder.mkdir(exist_ok=True)
+    subtitle = text.protocol_text(study)
+    ranges = paired_ranges(study.figure1, runs.found)
+    save_figure(draw_figure(study.figure1, runs.found, ranges, subtitle), folder / "figure1")
+    if study.figure2:
+        ranges = own_ranges(study.figure2, runs.found)
+        figure = draw_figure(study.figure2, runs.found, ranges, f"SegNet, {subtitle}")
+        save_figure(figure, folder / "figure2")
+    drawn = runs.get(study.lambda_run)
+    lam = track(drawn, "mean_scale") if drawn else None
+    if lam is None:
+        return {}
+    scales = Scale.around(1.0, [lam.mean]), Scale.up_from_0([departure(lam, 1.0)])
+    depth = draw_depth(lam, "lambda", 1.0, *scales)
+    multiples = draw_multiples(lam, "lambda", 1.0)
+    return {
+        "depth": save_figure(depth, folder / "lambda", shaded=True),
+        "multiples": save_figure(multiples, folder / "lambda-layers"),
+    }
+
+
+def grid_rows(study: Study) -> dict[int, dict[float, Cell]]:
+    """Return the cells by batch size and learning rate."""
+    rows: dict[int, dict[float, Cell]] = defaultdict(dict)
+    for cell in study.grid:
+        rows[cell.batch][cell.lr] = cell
+    return rows
+
+
+def study_pictures(study: Study, runs: StudyRuns) -> list[tuple[str, int, str]]:
+    """Return label, epoch and data URI of the last sample picture of each pictured run."""
+    found = []
+    for run in runs.with_metrics(study.pictured):
+        for epoch, path in run.samples[-1:]:
+            try:
+                found.append((study.label(run.name), epoch, picture_uri(path)))
+            except ValueError:  # a page without this picture is still useful
+                continue
+    return found
+
+
+def about(runs: StudyRuns) -> dict[str, list[str]]:
+    """Return versions, commits and machines of the runs, the most frequent first."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for run in runs.found.values():
+        versions = run.about.get("versions")
+        of_run = dict(versions) if isinstance(versions, dict) else {}
+        of_run |= {k: run.about[k] for k in ("commit", "machine") if run.about.get(k)}
+        for name, value in of_run.items():
+            found[str(name)][str(value)] += 1
+    total = len(runs.found)
+    return {
+        name: [
+            value if count == total else f"{value} ({count} of {total} runs)"
+            for value, count in counts.most_common()
+        ]
+        for name, counts in found.items()
+    }

@@ -1,4 +1,4 @@
-"""Sample pictures, made small enough for a page that holds them itself."""
+"""Sample pictures, scaled and encoded for embedding in a page."""
 
 import base64
 import io
@@ -7,29 +7,28 @@ from pathlib import Path
 
 from PIL import Image
 
-WIDEST, NARROWEST = 1600, 800  # pixels
+MAX_WIDTH, MIN_WIDTH = 1600, 800  # pixels
 
 
-def chosen(samples: Sequence[tuple[int, Path]]) -> list[tuple[int, Path]]:
-    """The first and the last: where a run came from, and where it is."""
+def first_and_last(samples: Sequence[tuple[int, Path]]) -> list[tuple[int, Path]]:
     return [*samples[:1], *samples[1:][-1:]]
 
 
 def picture_uri(path: Path) -> str:
-    """A picture as text for an <img>; ValueError if it is none."""
+    """Return a picture as a data URI for <img>, or raise ValueError if it cannot be read."""
     return f"data:image/jpeg;base64,{base64.b64encode(as_jpeg(path)).decode()}"
 
 
 def as_jpeg(path: Path) -> bytes:
-    """A picture, small; ValueError if it is none."""
+    """Return a picture as a JPEG of moderate size, or raise ValueError if it cannot be read."""
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path.name} is not a readable picture ({error})") from error
-    image.thumbnail((WIDEST, 4 * WIDEST))
-    larger = -(-NARROWEST // image.width)  # small pictures as whole squares, not blurred
-    image = image.resize((larger * image.width, larger * image.height), Image.Resampling.NEAREST)
+    image.thumbnail((MAX_WIDTH, 4 * MAX_WIDTH))
+    factor = -(-MIN_WIDTH // image.width)  # whole squares, since interpolation would blur labels
+    image = image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=88, subsampling=0)  # labels' colors keep their borders
+    image.save(file, "JPEG", quality=88, subsampling=0)  # keeps the borders of label colors
     return file.getvalue()

@@ -1,1 +1,1 @@
-"""The paper's claims as experiments: what they need is trained, and each ends in a verdict."""
+"""Studies: claims, the runs that they need, and the rules that judge them."""

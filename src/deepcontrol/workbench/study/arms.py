@@ -1,4 +1,4 @@
-"""An arm of a comparison: a network trained in one way, over several seeds."""
+"""Arms of a comparison: one network trained in one way, over several seeds."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,11 +11,11 @@ Model = Literal["segnet", "classnet"]
 
 @dataclass(frozen=True)
 class Arm:
-    """What a claim varies. Arms that are equal are trained once, whoever needs them."""
+    """The settings that claims vary. Claims that need equal arms share their runs."""
 
     norm: Norm
     batch: int
-    rate: float
+    lr: float
     model: Model = "segnet"
     init: Literal["he", "identity", "unit"] = "he"
     fixed_lambda: float | None = None
@@ -25,67 +25,77 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """Of its folders: all that it is, so that different arms have different names.
+        """Prefix of the run folders' names, unique to the arm.
 
         >>> agc(4).name, agc(8, 0.64, fixed_lambda=0.0).name
         ('segnet-agc-b4-lr0.08', 'segnet-agc-b8-lr0.64-lambda0')
         """
-        parts = [self.model, self.norm, f"b{self.batch}", f"lr{self.rate:g}"]
-        return "-".join([*parts, *(f"{name}{value}" for name, value in self._specials().items())])
+        parts = [self.model, self.norm, f"b{self.batch}", f"lr{self.lr:g}"]
+        if self.init != "he":
+            parts.append(self.init)
+        for name, value in self._changed().items():
+            parts.append(f"{name}{value:g}")
+        return "-".join(parts)
 
     def __str__(self) -> str:
-        """As a reader has it.
+        """Label for tables.
 
         >>> str(bn(1)), str(agc(4, init="identity"))
-        ('BN batch 1 rate 0.02', 'AGC batch 4 rate 0.08 identity')
+        ('BN, batch 1, lr 0.02', 'AGC, batch 4, lr 0.08, identity init')
         """
-        words = [self.norm.upper(), f"batch {self.batch}", f"rate {self.rate:g}"]
+        words = [self.norm.upper(), f"batch {self.batch}", f"lr {self.lr:g}"]
         if self.model == "classnet":
             words.insert(0, "ClassNet")
-        return " ".join([*words, *self.specials])
+        return ", ".join([*words, *self.variants])
 
     @property
-    def specials(self) -> list[str]:
-        """What is not as usual, for a reader.
+    def variants(self) -> list[str]:
+        """Words for the settings that differ from the paper's.
 
-        >>> agc(4, init="identity", fixed_gamma=1.0).specials
-        ['identity', 'gamma 1']
+        >>> agc(4, init="identity", fixed_gamma=1.0).variants
+        ['identity init', 'gamma = 1']
         """
-        return [f"{name} {value}".strip() for name, value in self._specials().items()]
+        words = {"lambda": "lambda = {:g}", "gamma": "gamma = {:g}"}
+        words |= {"weights": "class weights x {:g}", "clip": "clip norm {:g}"}
+        init = [] if self.init == "he" else [f"{self.init} init"]
+        return init + [words[name].format(value) for name, value in self._changed().items()]
 
-    def at_rate_times(self, factor: float) -> "Arm":
-        """The same at another rate.
+    def scale_lr(self, factor: float) -> "Arm":
+        """Multiply the learning rate.
 
-        >>> agc(4).at_rate_times(4).rate
+        >>> agc(4).scale_lr(4).lr
         0.32
         """
-        return replace(self, rate=round(factor * self.rate, 10))
+        return replace(self, lr=round(factor * self.lr, 10))
 
-    def _specials(self) -> dict[str, str]:
-        """The same by name, with the value where there is one."""
-        found: dict[str, str] = {}
-        if self.init != "he":
-            found[self.init] = ""
-        if self.fixed_lambda is not None:
-            found["lambda"] = f"{self.fixed_lambda:g}"
-        if self.fixed_gamma is not None:
-            found["gamma"] = f"{self.fixed_gamma:g}"
-        if self.class_weight_scale != 1:
-            found["weights"] = f"{self.class_weight_scale:g}"
-        if self.clip_grad_norm is not None:
-            found["clip"] = f"{self.clip_grad_norm:g}"
-        return found
+    def _changed(self) -> dict[str, float]:
+        values = {
+            "lambda": self.fixed_lambda,
+            "gamma": self.fixed_gamma,
+            "weights": None if self.class_weight_scale == 1 else self.class_weight_scale,
+            "clip": self.clip_grad_norm,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
 
-def agc(batch: int, rate: float | None = None, **others: Any) -> Arm:
-    """AGC, at the paper's rate for this batch unless told otherwise."""
-    return Arm("agc", batch, learning_rate(batch) if rate is None else rate, **others)
+def agc(batch: int, lr: float | None = None, **others: Any) -> Arm:
+    """Return an arm with AGC. The learning rate defaults to the paper's for this batch size."""
+    return Arm("agc", batch, learning_rate(batch) if lr is None else lr, **others)
 
 
-def bn(batch: int, rate: float | None = None, **others: Any) -> Arm:
-    """The same with BatchNorm.
+def bn(batch: int, lr: float | None = None, **others: Any) -> Arm:
+    """Return an arm with BatchNorm.
 
     >>> bn(4) == bn(4, 0.08)
     True
     """
-    return replace(agc(batch, rate, **others), norm="bn")
+    return replace(agc(batch, lr, **others), norm="bn")
+
+
+def gn(batch: int, lr: float | None = None, **others: Any) -> Arm:
+    """Return an arm with GroupNorm.
+
+    >>> gn(8).name, str(gn(8))
+    ('segnet-gn-b8-lr0.16', 'GN, batch 8, lr 0.16')
+    """
+    return replace(agc(batch, lr, **others), norm="gn")

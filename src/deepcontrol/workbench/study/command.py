@@ -1,149 +1,208 @@
-"""`deepcontrol reproduce`: from claims to runs, from runs to verdicts and a page."""
+"""`deepcontrol reproduce`: train the missing runs, judge the claims, write the page."""
 
 import contextlib
 import math
 import os
-import shlex
 import time
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
+from rich.table import Table
 
-from ..bench.results import read_rows
+from ..report.text import check_found, measurement_line
+from ..studyfolder import FINISHED, LOGS, ClaimResult, State, Study, StudyRuns, read_study
 from ..train.build import open_sources
 from ..train.interrupts import interrupts
-from . import record
-from .claims import Judged, judge
-from .evidence import bench_rows, find_evidence, rows_that_decide
-from .grid import grid
-from .jobs import LOGS, drop_checkpoints, plan, refuse_others
-from .local import Local, find_slots, visible_gpus
-from .pack import BENCH, pack
-from .queue import Queue
+from ..train.progress import duration
+from .executors import Local, OnRay, find_slots, visible_gpus
+from .jobs import Queue, QueueEntry, drop_checkpoints, plan, refuse_changed
+from .record import existing_claims, judge_and_write, pack, pack_settings
 from .settings import Reproduce
-from .show import Show, table_of_runs, table_of_verdicts
+
+LOG_WIDTH = 140  # characters of a table in a log, which has no edge to wrap at
+
+# Order of the live table, most urgent first, for terminals with fewer lines than runs.
+ORDER: tuple[State, ...] = (
+    "failed", "running", "locked", "stopped", "waiting", "not selected", "diverged", "done"
+)  # fmt: skip
+STYLES = {"failed": "bold red", "running": "bold", "diverged": "yellow", "done": "green"}
+VERDICT_STYLES = {"reproduced": "green", "not reproduced": "red", "undecided": "yellow"}
 
 
 def run_reproduce(settings: Reproduce, console: Console) -> int:
-    """Train what is missing, judge what is there; returns the exit code."""
+    """Run `deepcontrol reproduce` and return the exit code."""
     began = time.monotonic()
-    protocol, out = settings.protocol, settings.out
+    preset, out = settings.effective_preset, settings.out
     if not console.is_terminal:
-        console.width = 140  # a log has no edge to fold a table at
-    asked = {job.name for job in plan(settings.claims, protocol, out, settings.data_root)}
-    settings = settings.with_claims(record.claims_before(out, protocol))
-    packed = None if settings.pack is None else into_pack(settings, settings.pack)
-    jobs = plan(settings.claims, protocol, out, settings.data_root)
-    refuse_others(jobs)
+        console.width = LOG_WIDTH
+    selected = {job.name for job in plan(settings.claims, preset, out, settings.data_root)}
+    settings = settings.with_claims(existing_claims(out, preset))
+    packed = None if settings.pack is None else pack_settings(settings, settings.pack)
+    jobs = plan(settings.claims, preset, out, settings.data_root)
+    refuse_changed(jobs)
     if settings.bench is not None and not settings.bench.is_file():
-        raise ValueError(f"--bench: there is no file {settings.bench}")
-    show = Show(console)
-    over = (lambda job: None) if settings.keep_checkpoints else drop_checkpoints
+        raise ValueError(f"--bench: no file {settings.bench}")
+    display = Display(console)
     queue = Queue(
-        jobs, out / LOGS, show.say, show.look, over, lambda q: keep_record(settings, q), asked
+        jobs,
+        out / LOGS,
+        on_change=display.log,
+        on_poll=display.update,
+        on_finish=(lambda job: None) if settings.keep_checkpoints else drop_checkpoints,
+        on_ended=lambda queue: update_record(settings, queue),
+        selected=selected,
     )
-    waiting = [entry.job.config for entry in queue.having("waiting")]
+    waiting = [entry.job.config for entry in queue.in_state("waiting")]
     if settings.executor == "local" and settings.minutes != 0:
         for config in {config.data: config for config in waiting}.values():
-            open_sources(config)  # one error before all runs, in place of one in each
+            open_sources(config)  # one error now instead of one per run
     if settings.dry_run:
-        console.print(table_of_runs(queue, 0))
+        console.print(run_table(queue, 0))
         return 0
     out.mkdir(parents=True, exist_ok=True)
     deadline, last_start = (
         math.inf if minutes is None else began + 60 * minutes
         for minutes in (settings.minutes, settings.last_start)
     )
-    with interrupts() as noted:
+    with interrupts() as received:
         if settings.minutes != 0 and waiting:
-            conclude(settings, queue)  # what is there already can be reported on meanwhile
-            with show, executor(settings) as executes:
-                queue.run(executes, noted, deadline, last_start)
-        judged, pages = conclude(settings, queue), {out.resolve(): out}
+            judge_and_write(settings, queue)  # `deepcontrol report` works from now on
+            with display, executor(settings) as executes:
+                queue.run(executes, received, deadline, last_start)
+        study, folders = judge_and_write(settings, queue), {out.resolve(): out}
         if packed is not None:
-            judged = conclude_packed(settings, queue, packed)
-            pages[packed.out.resolve()] = packed.out
-        say_all(console, queue, judged, protocol.note)
-        for page in pages.values():
-            console.print(escape(draw(page)), highlight=False, soft_wrap=True)
-    if noted.signum:
-        return 128 + noted.signum
-    return 1 if queue.having("failed") else 0
+            study = write_pack(settings, queue, packed)
+            folders[packed.out.resolve()] = packed.out
+        print_results(console, queue, study)
+        for folder in folders.values():
+            console.print(escape(write_page(folder)), highlight=False, soft_wrap=True)
+    if received.signum:
+        return 128 + received.signum
+    return 1 if queue.in_state("failed") else 0
 
 
-def into_pack(settings: Reproduce, folder: Path) -> Reproduce:
-    """The study in the folder to be packed into: about all that is there, and what comes now.
-
-    ValueError if it holds another study.
-    """
-    before = record.claims_before(folder, settings.protocol)
-    return replace(settings, out=folder).with_claims(before)
-
-
-def conclude_packed(settings: Reproduce, queue: Queue, packed: Reproduce) -> list[Judged]:
-    """Copy the runs that are over, and judge what the folder then holds."""
-    drawn, pictured = record.shown_runs(
-        [entry.job for entry in queue.entries.values()], settings.protocol
-    )
-    over = [entry.job for entry in queue.having("done", "diverged")]
-    rows = rows_that_decide(packed.claims, bench_rows(settings), read_rows(packed.out / BENCH))
-    pack(over, packed.out, drawn, pictured, rows)
-    jobs = plan(packed.claims, packed.protocol, packed.out, packed.data_root)
+def write_pack(settings: Reproduce, queue: Queue, packed: Reproduce) -> Study:
+    """Copy the finished runs into the packed study, and judge all runs it then holds."""
+    pack(settings, queue, packed)
+    jobs = plan(packed.claims, packed.effective_preset, packed.out, packed.data_root)
     copies = Queue(jobs, packed.out / LOGS)
-    for entry in copies.having("waiting"):
+    for entry in copies.in_state("waiting"):
         original = queue.entries.get(entry.job.name)
-        if original is not None:  # the pack's page, too, says what failed
+        if original is not None:  # the packed study's page shows failures as well
             entry.state, entry.fault = original.state, original.fault
-    return conclude(packed, copies)
+    return judge_and_write(packed, copies)
 
 
-def conclude(settings: Reproduce, queue: Queue) -> list[Judged]:
-    """The verdicts of the runs in a study's folder, which are written there."""
-    evidence = find_evidence(settings, queue)
-    judged = [judge(claim, evidence) for claim in settings.claims]
-    words = shlex.join(settings.command)
-    record.write(settings.out, settings.protocol, words, queue, judged, grid(evidence.curves))
-    return judged
+def update_record(settings: Reproduce, queue: Queue) -> None:
+    """Write study.json while runs are training, so that a killed study can be reported on.
 
-
-def keep_record(settings: Reproduce, queue: Queue) -> None:
-    """The verdicts as they stand, so that `report` tells the truth of a study that is under way or
-    was killed. What keeps it from being written is said where it is written at last."""
+    A disk error is ignored here, because the final write reports it.
+    """
     with contextlib.suppress(OSError):
-        conclude(settings, queue)
+        judge_and_write(settings, queue)
 
 
-def draw(study: Path) -> str:
-    """Make a study's page; returns where it is, in words."""
+def write_page(folder: Path) -> str:
+    """Write a study's page, and return a message with its path."""
     try:
-        from ..report.study import read_study
-        from ..report.study_page import write_study_page
-    except ModuleNotFoundError as error:  # a machine that trains may have nothing to draw with
-        return f"No page: {error}. `deepcontrol report {study}` makes it elsewhere."
-    return f"The page: {write_study_page(read_study(study), study)}"
+        from ..report.page import write_study_page
+    except ModuleNotFoundError as error:  # a training machine may lack matplotlib
+        return f"No page: {error}. Run `deepcontrol report {folder}` on another machine."
+    study = read_study(folder)
+    return f"Page: {write_study_page(study, StudyRuns(folder, study), folder)}"
 
 
 def executor(settings: Reproduce) -> AbstractContextManager[Any]:
     logs = settings.out / LOGS
     if settings.executor == "ray":
-        from .on_ray import OnRay  # needs an extra
-
         return OnRay(settings.slots, logs)
     return Local(find_slots(settings.slots, visible_gpus(), os.cpu_count() or 1), logs)
 
 
-def say_all(console: Console, queue: Queue, judged: list[Judged], note: str) -> None:
-    """How it ended: the verdicts, what failed, and what is left."""
-    console.print(table_of_verdicts(judged))
-    if note:
-        console.print(escape(note), highlight=False)
-    for entry in queue.having("failed"):
+# Output
+
+
+class Display:
+    """Progress: a live table in a terminal, one line per change in a log."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.started = time.monotonic()
+        self._live = Live(console=console, transient=True, refresh_per_second=2)
+
+    def __enter__(self) -> "Display":
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def log(self, entry: QueueEntry, message: str) -> None:
+        """Print a change. A terminal prints only faults, since its table shows the rest."""
+        if self.console.is_terminal and not (entry.fault or entry.state == "diverged"):
+            return
+        at = duration(time.monotonic() - self.started)
+        error = "" if entry.progress.error is None else f", error {entry.progress.error:.2%}"
+        epoch = f" (epoch {max(entry.progress.epoch, 0)}{error})"
+        line = f"{at}  {entry.job.name}: {message}{epoch}"
+        self.console.print(escape(line), highlight=False, soft_wrap=True)
+
+    def update(self, queue: Queue) -> None:
+        if self._live.is_started:
+            self._live.update(run_table(queue, time.monotonic() - self.started))
+
+
+def run_table(queue: Queue, seconds: float) -> Table:
+    entries = sorted(queue.entries.values(), key=lambda e: ORDER.index(e.state))
+    finished = len(queue.in_state(*FINISHED))
+    title = f"{finished} of {len(entries)} runs finished, {duration(seconds)}"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("run")
+    table.add_column("state")
+    table.add_column("epoch", justify="right")
+    table.add_column("error %", justify="right")
+    for entry in entries:
+        state = f"{entry.state}, {entry.where}" if entry.state == "running" else entry.state
+        error = entry.progress.error
+        table.add_row(
+            entry.job.name,
+            state,
+            f"{max(entry.progress.epoch, 0)}/{entry.job.config.epochs}",
+            "" if error is None else f"{100 * error:.2f}",
+            style=STYLES.get(entry.state, ""),
+        )
+    return table
+
+
+def verdict_table(claims: tuple[ClaimResult, ...]) -> Table:
+    table = Table("claim", "paper", "measured", "verdict", title="Verdicts", title_justify="left")
+    table.columns[2].overflow = "fold"
+    for claim in claims:
+        style = VERDICT_STYLES[claim.verdict]
+        measured = "\n".join(map(measurement_line, claim.measurements))
+        table.add_row(
+            f"[bold]{claim.id}[/] {escape(claim.text)}",
+            escape(claim.paper),
+            escape(measured or check_found(claim.checks[0])),
+            f"[{style}]{claim.verdict}[/]",
+        )
+    return table
+
+
+def print_results(console: Console, queue: Queue, study: Study) -> None:
+    """Print the verdicts, the failed runs, and the number of runs that remain."""
+    console.print(verdict_table(study.claims))
+    if study.note:
+        console.print(escape(study.note), highlight=False)
+    for entry in queue.in_state("failed"):
         line = f"[bold red]failed:[/] {entry.job.name}: {escape(entry.fault)}"
         console.print(line, highlight=False, soft_wrap=True)
-    over, left = len(queue.having("done", "diverged")), len(queue.having("stopped", "waiting"))
-    more = f" {left} {'is' if left == 1 else 'are'} left: the same command goes on." * (left > 0)
-    console.print(f"{over} of {len(queue.entries)} runs are done.{more}", highlight=False)
+    finished = len(queue.in_state(*FINISHED))
+    left = len(queue.in_state("stopped", "waiting"))
+    more = f" {left} left; run the same command to continue." * (left > 0)
+    console.print(f"{finished} of {len(queue.entries)} runs finished.{more}", highlight=False)

@@ -1,9 +1,12 @@
-"""The figures of a study: the paper's figure 1, and what it does not show; which arms they draw."""
+"""Figures and tables of a study: the arms that each panel draws, and the learning-rate grid."""
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
-from .arms import Arm, agc, bn
+from ..studyfolder import Cell, Line, Metric, Panel
+from .arms import Arm, agc, bn, gn
 from .claims import (
     CLASSNET_AGC,
     CLASSNET_BN,
@@ -15,74 +18,85 @@ from .claims import (
     LIGHT,
     UNIT,
 )
+from .measures import FINAL, Curve
+from .rules import measure_arm
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One chart: a line for each arm."""
+class PanelSpec:
+    """A chart with a line for each arm."""
 
     letter: str
     title: str
-    metric: Literal["val_error", "val_loss"]
-    lines: tuple[Arm, ...]
+    metric: Metric
+    arms: tuple[Arm, ...]
 
     def label(self, arm: Arm) -> str:
-        """What tells an arm from the panel's others.
+        """Label an arm by its differences to the panel's other arms.
 
-        >>> panel = Panel("a", "", "val_error", (agc(8), agc(8, 0.32), agc(8, 0.32, init="unit")))
-        >>> [panel.label(arm) for arm in panel.lines]
-        ['rate 0.16', 'rate 0.32', 'rate 0.32, unit']
+        >>> arms = (agc(8), agc(8, 0.32), agc(8, 0.32, init="unit"))
+        >>> spec = PanelSpec("a", "", "val_error", arms)
+        >>> [spec.label(arm) for arm in spec.arms]
+        ['lr 0.16', 'lr 0.32', 'lr 0.32, unit init']
         """
-        words = [arm.norm.upper()] * (len({a.norm for a in self.lines}) > 1)
-        words += [f"batch {arm.batch}"] * (len({a.batch for a in self.lines}) > 1)
-        words += [f"rate {arm.rate:g}"] * (len({a.rate for a in self.lines}) > 1)
-        return ", ".join([*words, *arm.specials]) or "He's, all learned"
+        words = [arm.norm.upper()] * (len({a.norm for a in self.arms}) > 1)
+        words += [f"batch {arm.batch}"] * (len({a.batch for a in self.arms}) > 1)
+        words += [f"lr {arm.lr:g}"] * (len({a.lr for a in self.arms}) > 1)
+        return ", ".join([*words, *arm.variants]) or "default"
+
+    def panel(self, runs: Mapping[Arm, Sequence[str]], lr_scale: float) -> Panel:
+        """Return the panel with the names of the runs of each arm."""
+        scaled = replace(self, arms=tuple(arm.scale_lr(lr_scale) for arm in self.arms))
+        lines = (Line(scaled.label(arm), tuple(runs.get(arm, ()))) for arm in scaled.arms)
+        return Panel(self.letter, self.title, self.metric, tuple(lines))
 
 
 BOTH, BOTH_CLASSNET = (agc(4), bn(4)), (CLASSNET_AGC, CLASSNET_BN)
 
 FIGURE_1 = (
-    Panel("a", "BN, SegNet: batches", "val_error", (bn(1), bn(4), bn(8))),
-    Panel("b", "AGC, SegNet: batches", "val_error", (agc(1), agc(4), agc(8))),
-    Panel("c", "AGC and BN, SegNet, batch 4: error", "val_error", BOTH),
-    Panel("d", "AGC and BN, ClassNet, batch 4: error", "val_error", BOTH_CLASSNET),
-    Panel("e", "AGC and BN, SegNet, batch 4: loss", "val_loss", BOTH),
-    Panel("f", "AGC and BN, ClassNet, batch 4: loss", "val_loss", BOTH_CLASSNET),
-    Panel("g", "BN, SegNet, batch 8: rates", "val_error", (bn(8, 0.08), bn(8))),
-    Panel(
+    PanelSpec("a", "BN, SegNet: batch sizes", "val_error", (bn(1), bn(4), bn(8))),
+    PanelSpec("b", "AGC, SegNet: batch sizes", "val_error", (agc(1), agc(4), agc(8))),
+    PanelSpec("c", "AGC and BN, SegNet, batch 4: error", "val_error", BOTH),
+    PanelSpec("d", "AGC and BN, ClassNet, batch 4: error", "val_error", BOTH_CLASSNET),
+    PanelSpec("e", "AGC and BN, SegNet, batch 4: loss", "val_loss", BOTH),
+    PanelSpec("f", "AGC and BN, ClassNet, batch 4: loss", "val_loss", BOTH_CLASSNET),
+    PanelSpec("g", "BN, SegNet, batch 8: learning rates", "val_error", (bn(8, 0.08), bn(8))),
+    PanelSpec(
         "h",
-        "AGC, SegNet, batch 8: rates",
+        "AGC, SegNet, batch 8: learning rates",
         "val_error",
         (agc(8, 0.08), agc(8), agc(8, 0.32), agc(8, 0.64)),
     ),
 )
 
-# All of SegNet. A study draws as much of it as it trains.
+# All of SegNet. A study draws the arms that it trains.
 FIGURE_2 = (
-    Panel("a", "AGC and BN, batch 1", "val_error", (agc(1), bn(1))),
-    Panel(
+    PanelSpec("a", "AGC and BN, batch 1", "val_error", (agc(1), bn(1))),
+    PanelSpec(
         "b",
-        "AGC, batch 4: how filters start",
+        "AGC, batch 4: initialization",
         "val_error",
         (agc(4), IDENTITY, IDENTITY_CLIPPED, UNIT),
     ),
-    Panel(
+    PanelSpec(
         "c",
         "AGC, batch 4: lambda or gamma fixed",
         "val_error",
         (agc(4), *(agc(4, fixed_lambda=value) for value in (0.0, 1.0)), agc(4, fixed_gamma=1.0)),
     ),
-    Panel("d", "AGC, batch 4: class weights of mean 4", "val_error", (agc(4), LIGHT, HEAVY)),
-    Panel("e", "AGC, batch 1: rates", "val_error", (agc(1), agc(1, 0.08), agc(1, 0.16))),
-    Panel(
+    PanelSpec("d", "AGC, batch 4: class weights of mean 4", "val_error", (agc(4), LIGHT, HEAVY)),
+    PanelSpec(
+        "e", "AGC, batch 1: learning rates", "val_error", (agc(1), agc(1, 0.08), agc(1, 0.16))
+    ),
+    PanelSpec(
         "f",
-        "AGC, batches 4 and 8: further rates",
+        "AGC, batches 4 and 8: more learning rates",
         "val_error",
         (LIGHT, agc(4), agc(4, 0.16), agc(8, 0.02)),
     ),
-    Panel(
+    PanelSpec(
         "g",
-        "AGC, batch 8: the highest rate",
+        "AGC, batch 8: highest learning rate",
         "val_error",
         (
             agc(8, 0.32),
@@ -93,9 +107,9 @@ FIGURE_2 = (
             agc(8, 0.64, init="identity", clip_grad_norm=CLIP),
         ),
     ),
-    Panel(
+    PanelSpec(
         "h",
-        "AGC: gradients clipped at the paper's rates",
+        "AGC: clipping at the paper's learning rates",
         "val_error",
         (
             agc(4),
@@ -105,4 +119,46 @@ FIGURE_2 = (
             IDENTITY_CLIPPED_SINGLE,
         ),
     ),
+    PanelSpec("i", "AGC and GN, batch 1", "val_error", (agc(1), gn(1))),
+    PanelSpec("j", "GN: batch sizes", "val_error", (gn(1), gn(4), gn(8))),
 )
+
+
+def figure_2(runs: Mapping[Arm, Sequence[str]], lr_scale: float) -> tuple[Panel, ...]:
+    """Return the panels of figure 2 that compare something figure 1 does not draw."""
+    in_figure_1 = {arm for spec in FIGURE_1 for arm in spec.arms}
+    panels = []
+    for spec in FIGURE_2:
+        arms = tuple(arm for arm in spec.arms if arm.scale_lr(lr_scale) in runs)
+        if len(arms) > 1 and (arms == spec.arms or not in_figure_1.issuperset(arms)):
+            panels.append(replace(spec, arms=arms).panel(runs, lr_scale))
+    return tuple(panels)
+
+
+def lr_grid(curves: Mapping[Arm, Sequence[Curve]]) -> tuple[Cell, ...]:
+    """Return AGC's final error in SegNet by batch size and learning rate.
+
+    The grid is empty if no batch size has more than one learning rate.
+    """
+    errors = {
+        arm: [FINAL.of(curve) for curve in runs]
+        for arm, runs in sorted(curves.items(), key=lambda item: (item[0].batch, item[0].lr))
+        if runs and arm == agc(arm.batch, arm.lr)
+    }
+    batches = [arm.batch for arm in errors]
+    if len(batches) == len(set(batches)):
+        return ()
+    lowest = {
+        batch: min(fmean(e) for arm, e in errors.items() if arm.batch == batch) for batch in batches
+    }
+    return tuple(
+        Cell(
+            batch=arm.batch,
+            lr=arm.lr,
+            error=measure_arm(FINAL, arm, values),
+            is_best=batches.count(arm.batch) > 1
+            and math.isfinite(fmean(values))
+            and fmean(values) == lowest[arm.batch],
+        )
+        for arm, values in errors.items()
+    )

@@ -1,11 +1,13 @@
-"""The runs of a study, in the order in which they are worth their time, and how far each is."""
+"""The runs of a study: the plan, each run's progress, and the queue that trains them."""
 
 import math
 import shutil
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Protocol
 
-from ..report.layers import track
 from ..runfolder import (
     BEST,
     LAST,
@@ -19,19 +21,25 @@ from ..runfolder import (
     read_diverged,
     read_run,
 )
+from ..studyfolder import FINISHED, RUNS, State
 from ..train.config import ConfigChangedError, Train, differences, load_config
+from ..train.interrupts import Interrupts
 from .arms import Arm
 from .claims import Claim
 from .figure import FIGURE_1
-from .measures import Curve, Filters
-from .presets import Preset
+from .measures import Curve, LayerLambda
+from .settings import Preset
 
-RUNS, LOGS = "runs", "logs"
+ATTEMPTS = 2
+POLL = 0.5  # seconds between two looks at the runs
+
+
+# The plan
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run."""
+    """One run: an arm with a seed."""
 
     arm: Arm
     seed: int
@@ -47,36 +55,40 @@ class Job:
 
 
 def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path | None) -> list[Job]:
-    """Each run once. First what figure 1 draws: with the first seed, then with the next; a verdict
-    takes several. Then all others, likewise. At last the further seeds of what is close."""
-    figure = {arm.at_rate_times(preset.rates_times) for panel in FIGURE_1 for arm in panel.lines}
+    """List each run once, in training order.
+
+    The arms of figure 1 come first, all with the first seed, then with the next, because a verdict
+    needs several. The other arms follow in the same way, then the extra seeds of close claims.
+    """
+    figure_1 = {arm.scale_lr(preset.lr_scale) for spec in FIGURE_1 for arm in spec.arms}
     close = {arm for claim in claims if claim.id in preset.close for arm in claim.arms}
     jobs = []
     for arm in dict.fromkeys(arm for claim in claims for arm in claim.arms):
         for seed in range(preset.seeds_if_close if arm in close else preset.seeds):
             folder = out / RUNS / f"{arm.name}-s{seed}"
             jobs.append(Job(arm, seed, preset.config(arm, seed, folder, data_root)))
-    return sorted(jobs, key=lambda job: (job.seed >= preset.seeds, job.arm not in figure, job.seed))
+    return sorted(
+        jobs, key=lambda job: (job.seed >= preset.seeds, job.arm not in figure_1, job.seed)
+    )
 
 
-def refuse_others(jobs: list[Job]) -> None:
-    """ConfigChangedError if a run that is there was made in another way than it would be now."""
+def refuse_changed(jobs: list[Job]) -> None:
+    """Raise ConfigChangedError if an existing run has another configuration than its job."""
     for job in jobs:
         try:
-            made, _ = load_config(job.folder)
+            existing, _ = load_config(job.folder)
         except (ValueError, OSError):
-            continue  # none yet; or it cannot be read, which its own process will say
-        found = differences(job.config, made)
+            continue  # no run yet, or not readable: its own process reports that
+        found = differences(job.config, existing)
         if found:
             raise ConfigChangedError(
-                f"{job.folder} was made in another way than it would be now: {', '.join(found)}. "
-                "What is there can be shown (`deepcontrol report`) but not gone on with: choose "
-                "another --out."
+                f"{job.folder} was trained with other settings: {', '.join(found)}. Choose another "
+                "--out; `deepcontrol report` can still show this study."
             )
 
 
-def command(config: Train) -> list[str]:
-    """The command that makes the same run by itself; what has its usual value is left out."""
+def train_command(config: Train) -> list[str]:
+    """Return the `deepcontrol train` command of a run, without options at their defaults."""
     words = ["deepcontrol", "train"]
     for f in fields(Train):
         value = getattr(config, f.name)
@@ -92,8 +104,8 @@ def command(config: Train) -> list[str]:
     return words
 
 
-def from_nowhere(config: Train) -> Train:
-    """The same without the paths of the machine at hand, which say nothing elsewhere."""
+def without_local_paths(config: Train) -> Train:
+    """Replace absolute paths, which mean nothing on another machine."""
     root = config.data_root
     return replace(
         config,
@@ -103,26 +115,29 @@ def from_nowhere(config: Train) -> Train:
 
 
 def drop_checkpoints(job: Job) -> None:
-    """Of a run that is over: the metrics are the result, and a network takes half a gigabyte."""
+    """Delete the checkpoints of a finished run. Its metrics are the result."""
     if not is_locked(job.folder):
         for name in (LAST, PREVIOUS, BEST):
             shutil.rmtree(job.folder / name, ignore_errors=True)
 
 
+# Progress and results of a run
+
+
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is, by what its folder says."""
+    """The state of a run folder."""
 
-    epoch: int  # the last whose line is written; -1 before any
-    error: float | None  # the last one, a share
-    diverged: int | None  # in which epoch
+    epoch: int  # last epoch with a record, or -1
+    error: float | None  # of that epoch, as a fraction
+    diverged: int | None  # epoch
 
-    def is_over(self, config: Train) -> bool:
+    def is_finished(self, config: Train) -> bool:
         return self.diverged is not None or self.epoch >= config.epochs
 
 
 def progress(job: Job) -> Progress:
-    """From the last whole line of its metrics: cheap enough to look again and again."""
+    """Read the last complete record of a run's metrics. Cheap enough for polling."""
     epoch, error = -1, None
     try:
         lines = (job.folder / METRICS).read_text(errors="replace").splitlines()
@@ -139,32 +154,191 @@ def progress(job: Job) -> Progress:
 
 
 def finished_curve(job: Job) -> Curve | None:
-    """What came of a run; None while it is not over. ValueError if its files do not say it all."""
-    if not progress(job).is_over(job.config):
+    """Read the result of a run, or return None if the run is not finished.
+
+    Raises:
+        ValueError: the run is finished but its files are incomplete.
+    """
+    if not progress(job).is_finished(job.config):
         return None
     run = read_run(job.folder)
-    load_config(job.folder)  # or it says why it cannot
+    load_config(job.folder)  # raises if it cannot be read
     if not run.metrics:
-        raise ValueError(f"{METRICS} has no line that can be read")
+        raise ValueError(f"{METRICS} has no readable record")
     columns = {}
     for name, factor in (("val_error", 100.0), ("val_loss", 1.0)):
         pairs = zip(*run.series(name), strict=True)
         columns[name] = tuple(factor * v for e, v in pairs if 0 < e <= job.config.epochs)
     errors, losses = columns["val_error"], columns["val_loss"]
-    if run.diverged is not None:  # its lambdas are not where it was going
+    if run.diverged is not None:  # the last lambda of a diverged run means nothing
         return Curve(errors, losses, diverged=run.diverged)
     if gap := run.missing_epochs(job.config.epochs):
         raise ValueError(gap)
-    return Curve(errors, losses, _lambdas(run, job.config.epochs) if job.arm.norm == "agc" else ())
+    lambdas = _final_lambdas(run, job.config.epochs) if job.arm.norm == "agc" else ()
+    return Curve(errors, losses, lambdas)
 
 
-def _lambdas(run: Run, epochs: int) -> tuple[Filters, ...]:
-    """At the end, layer by layer."""
-    lam = track(run, "mean_scale")
-    if lam is None or lam.epochs[-1] != epochs:
-        raise ValueError(f"{LAYERS} does not say where lambda ended")
-    columns = (lam.values[of][:, -1].tolist() for of in ("mean", "min", "max"))
-    last = tuple(Filters(*of_layer) for of_layer in zip(*columns, strict=True))
-    if any(math.isnan(value) for of_layer in last for value in of_layer):
-        raise ValueError(f"the last line of {LAYERS} has no numbers for lambda")
-    return last
+def _final_lambdas(run: Run, epochs: int) -> tuple[LayerLambda, ...]:
+    """Read lambda after the last epoch, layer by layer."""
+    last = [row["layers"] for row in run.layers[-1:] if row["epoch"] == epochs]
+    layers = [
+        layer["mean_scale"]
+        for by_name in last
+        for layer in by_name.values()
+        if isinstance(layer, dict) and "mean_scale" in layer
+    ]
+    if not layers:
+        raise ValueError(f"{LAYERS} has no lambda for epoch {epochs}")
+    found = []
+    for layer in layers:
+        values = layer if isinstance(layer, dict) else {}
+        numbers = [finite_number(values.get(name)) for name in ("mean", "min", "max")]
+        if None in numbers:
+            raise ValueError(f"the last record of {LAYERS} has no numbers for lambda")
+        found.append(LayerLambda(*(n for n in numbers if n is not None)))
+    return tuple(found)
+
+
+# The queue
+
+
+class Executor(Protocol):
+    """Trains jobs in the background."""
+
+    def has_room(self) -> bool: ...
+    def start(self, job: Job) -> str: ...
+    def ended(self) -> list[tuple[str, int]]: ...
+    def stop(self) -> None: ...
+
+
+@dataclass
+class QueueEntry:
+    """A job and its state."""
+
+    job: Job
+    state: State
+    progress: Progress
+    attempts: int = 0
+    where: str = ""  # device or cluster
+    fault: str = ""  # exit code and last log line of a failed run
+
+
+class Queue:
+    """All runs of a study, and the loop that trains them.
+
+    Args:
+        jobs: The runs, in training order.
+        logs: Folder of the processes' output.
+        on_change: Called with an entry and a message for each change of state.
+        on_poll: Called with the queue after each look at the runs.
+        on_finish: Called with each finished job before another one starts.
+        on_ended: Called with the queue whenever processes have ended.
+        selected: Names of the jobs to train; None for all.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        logs: Path,
+        on_change: Callable[[QueueEntry, str], None] = lambda entry, message: None,
+        on_poll: Callable[["Queue"], None] = lambda queue: None,
+        on_finish: Callable[[Job], None] = lambda job: None,
+        on_ended: Callable[["Queue"], None] = lambda queue: None,
+        selected: Collection[str] | None = None,
+    ) -> None:
+        self.entries = {job.name: QueueEntry(job, "waiting", progress(job)) for job in jobs}
+        self.logs = logs
+        self.on_change, self.on_poll = on_change, on_poll
+        self.on_finish, self.on_ended = on_finish, on_ended
+        for name, entry in self.entries.items():
+            if not self._mark_if_finished(entry) and selected is not None and name not in selected:
+                entry.state = "not selected"
+
+    def in_state(self, *states: State) -> list[QueueEntry]:
+        return [entry for entry in self.entries.values() if entry.state in states]
+
+    def run(
+        self,
+        executor: Executor,
+        interrupts: Interrupts,
+        deadline: float,
+        last_start: float = math.inf,
+    ) -> None:
+        """Train until all runs are finished, the deadline has passed, or a signal arrives.
+
+        After `last_start` no run is started, and the running ones continue.
+        """
+        for entry in self.in_state(*FINISHED):
+            self.on_finish(entry.job)
+        while self.in_state("waiting", "locked", "running"):
+            if ended := executor.ended():
+                self._collect(ended)
+                self.on_ended(self)
+            may_start = time.monotonic() < last_start
+            is_idle = not may_start and not self.in_state("running")
+            if interrupts.signum or time.monotonic() >= deadline or is_idle:
+                self._stop(executor)
+                return
+            if may_start:
+                self._start(executor)
+            for entry in self.in_state("running", "locked"):
+                entry.progress = progress(entry.job)
+            self.on_poll(self)
+            time.sleep(POLL if self.in_state("waiting", "locked", "running") else 0)
+
+    def _start(self, executor: Executor) -> None:
+        for entry in self.in_state("waiting", "locked"):
+            if not executor.has_room():
+                return
+            if is_locked(entry.job.folder):  # a process of an earlier call may still be saving
+                entry.state = "locked"
+                continue
+            entry.progress = progress(entry.job)
+            if self._mark_if_finished(entry):
+                continue
+            entry.where = executor.start(entry.job)
+            entry.state = "running"
+            entry.attempts += 1
+            self.on_change(entry, f"started on {entry.where}")
+
+    def _stop(self, executor: Executor) -> None:
+        executor.stop()
+        self._collect(executor.ended(), stopping=True)
+        for entry in self.in_state("waiting", "locked"):
+            entry.state = "stopped"
+        self.on_poll(self)
+
+    def _collect(self, ended: Sequence[tuple[str, int]], stopping: bool = False) -> None:
+        for name, code in ended:
+            entry = self.entries[name]
+            entry.progress = progress(entry.job)
+            if self._mark_if_finished(entry):
+                self.on_finish(entry.job)
+                self.on_change(entry, entry.state)
+            elif stopping:
+                entry.state = "stopped"
+                self.on_change(entry, "stopped, saved" if entry.progress.epoch >= 0 else "stopped")
+            elif is_locked(entry.job.folder):  # another process was faster
+                entry.state = "locked"
+                entry.attempts -= 1
+            else:
+                entry.fault = f"exit code {code}: {last_line(self.logs / f'{name}.txt')}"
+                entry.state = "failed" if entry.attempts >= ATTEMPTS else "waiting"
+                retry = "" if entry.state == "failed" else "; retrying once"
+                self.on_change(entry, f"failed, {entry.fault}{retry}")
+
+    def _mark_if_finished(self, entry: QueueEntry) -> bool:
+        if entry.progress.is_finished(entry.job.config):
+            entry.state = "done" if entry.progress.diverged is None else "diverged"
+            entry.fault = ""  # of an earlier attempt
+            return True
+        return False
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not empty."""
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        return "no output"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

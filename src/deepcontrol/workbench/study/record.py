@@ -1,144 +1,254 @@
-"""study.json: all that the page needs to know of a study beside its runs, as plain data."""
+"""A study's evidence and its record: collect results, write study.json, pack the folder.
+
+A packed study holds everything that its verdicts rest on, and is small enough to commit. It is a
+study folder: judged again it comes to the same verdicts, and on another machine it can be
+continued.
+"""
 
 import json
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..runfolder import write_atomic
+from ..bench.results import Row, read_rows, write_rows
+from ..report.pictures import as_jpeg
+from ..runfolder import (
+    CONFIG,
+    DIVERGED,
+    LAYERS,
+    METRICS,
+    SAMPLES,
+    Run,
+    finite_number,
+    read_run,
+    write_atomic,
+)
+from ..studyfolder import (
+    BENCH,
+    FINISHED,
+    RUNS,
+    ClaimResult,
+    Entry,
+    Study,
+    read_outline,
+    write_study,
+)
 from .arms import Arm, agc, bn
-from .claims import CLASSNET_AGC, CLASSNET_BN, Judged
-from .figure import FIGURE_1, FIGURE_2, Panel
-from .grid import Cell
-from .jobs import Job, command, from_nowhere
-from .presets import PRESETS, Preset
-from .queue import Queue
+from .claims import CLASSNET_AGC, CLASSNET_BN, Claim, judge
+from .figure import FIGURE_1, figure_2, lr_grid
+from .jobs import Job, Queue, finished_curve, train_command, without_local_paths
+from .measures import Curve
+from .rules import BenchRatio, Evidence
+from .settings import PRESETS, Preset, Reproduce
 
-FORMAT = 1
-STUDY = "study.json"
-PICTURED = (agc(1), bn(1), agc(4), bn(4), CLASSNET_AGC, CLASSNET_BN)  # whose pictures are shown
+BENCH_RESULTS = Path("benchmarks/results/bench-cuda.csv")  # where `deepcontrol bench` writes
+PICTURED = (agc(1), bn(1), agc(4), bn(4), CLASSNET_AGC, CLASSNET_BN)  # arms with sample pictures
+LAMBDA_INTERVAL = 2  # epochs between two records of lambda in the packed run that is drawn
+LAMBDA_DIGITS = 5  # significant
 
 
-def claims_before(out: Path, protocol: Preset) -> set[str]:
-    """The ids of the claims that a folder's study is about, none if there is no study yet.
+# Evidence
 
-    ValueError if it is one of another kind: their runs must not mix.
+
+def collect_evidence(settings: Reproduce, queue: Queue) -> Evidence:
+    """Read the finished runs and the benchmark. Finished runs with damaged files are failed."""
+    curves: dict[Arm, list[Curve]] = defaultdict(list)
+    for entry in queue.entries.values():
+        if entry.state in ("running", "locked"):  # the last records may be incomplete
+            continue
+        try:
+            curve = finished_curve(entry.job)
+        except ValueError as error:
+            entry.state = "failed"
+            entry.fault = f"damaged: {error}; remove {RUNS}/{entry.job.name} to train it again"
+            continue
+        if curve is not None:
+            curves[entry.job.arm].append(curve)
+    return Evidence(curves, bench_rows(settings))
+
+
+def bench_rows(settings: Reproduce) -> list[Row]:
+    """Read --bench, this repository's benchmark results, or those of a packed study."""
+    default = BENCH_RESULTS if BENCH_RESULTS.exists() else settings.out / BENCH
+    return read_rows(settings.bench or default)
+
+
+def rows_used(claims: Sequence[Claim], *sources: Sequence[Row]) -> list[Row]:
+    """Return the benchmark rows of claims, each claim's from the first source that has any."""
+    used: list[Row] = []
+    for claim in claims:
+        for rows in sources:
+            found = [
+                row for c in claim.checks if isinstance(c, BenchRatio) for row in c.rows_used(rows)
+            ]
+            if found:
+                used += [dict(row) for row in found]
+                break
+    return [row for i, row in enumerate(used) if row not in used[:i]]
+
+
+# study.json
+
+
+def existing_claims(out: Path, preset: Preset) -> set[str]:
+    """Return the ids of the claims that a study folder already has.
+
+    Raises:
+        ValueError: the folder holds a study with another protocol. Their runs must not mix.
     """
-    try:
-        content = json.loads((out / STUDY).read_text())
-        before, ids = dict(content["protocol"]), {str(claim["id"]) for claim in content["claims"]}
-    except FileNotFoundError:
+    outline = read_outline(out)
+    if outline is None:
         return set()
-    except NotADirectoryError:
-        raise ValueError(f"{out} is no folder") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{out / STUDY} cannot be read: {error!r}. It can be made anew of the runs, if it is "
-            "removed."
-        ) from None
-    now = described(protocol)
-    differences = [f"{k} {before.get(k)} -> {v}" for k, v in now.items() if before.get(k) != v]
-    if differences:
-        raise ValueError(
-            f"{out} holds another study: {', '.join(differences)}. Choose another folder."
-        )
-    return ids
+    before, now = asdict(outline[0]), asdict(preset.protocol)
+    changed = [f"{name} {before[name]} -> {now[name]}" for name in now if before[name] != now[name]]
+    if changed:
+        raise ValueError(f"{out} holds another study: {', '.join(changed)}. Choose another folder.")
+    return outline[1]
 
 
-def described(protocol: Preset) -> dict[str, Any]:
-    """What must not change within a study. Seeds and claims may be added, and no number depends on
-    how often a run is saved."""
-    values = asdict(protocol)
-    for name in ("seeds", "close", "seeds_if_close", "claims", "save_epochs", "note"):
-        del values[name]
-    return json.loads(json.dumps(values))
-
-
-def write(
-    out: Path,
-    protocol: Preset,
-    words: str,
-    queue: Queue,
-    judged: Sequence[Judged],
-    cells: Sequence[Cell],
-) -> None:
-    """Written whole, whenever a run ends and after every call, finished or not."""
+def judge_and_write(settings: Reproduce, queue: Queue) -> Study:
+    """Judge all claims by the finished runs, and write study.json."""
+    evidence = collect_evidence(settings, queue)
+    preset = settings.effective_preset
     jobs = [entry.job for entry in queue.entries.values()]
-    drawn, pictured = shown_runs(jobs, protocol)
-    content = {
-        "format": FORMAT,
-        "protocol": described(protocol),
-        "preset_epochs": PRESETS[protocol.name].epochs,
-        "seeds": 1 + max((job.seed for job in jobs), default=0),
-        "note": protocol.note,
-        "command": words,
-        "claims": [claim_as_data(each, jobs) for each in judged],
-        "grid": [asdict(cell) for cell in cells],
-        "panels": [panel_as_data(panel, jobs, protocol.rates_times) for panel in FIGURE_1],
-        "beside": panels_beside(jobs, protocol.rates_times),
-        "runs": [
-            {
-                "name": entry.job.name,
-                "label": f"{entry.job.arm}, seed {entry.job.seed}",
-                "state": entry.state,
-                "fault": entry.fault,
-                "diverged": entry.progress.diverged,
-                "command": shlex.join(command(from_nowhere(entry.job.config))),
-            }
-            for entry in queue.entries.values()
-        ],
-        "samples": pictured,
-        "layers": drawn,
-    }
-    write_atomic(out / STUDY, json.dumps(content, indent=1) + "\n")
+    runs: dict[Arm, list[str]] = defaultdict(list)
+    for job in jobs:
+        runs[job.arm].append(job.name)
+    lambda_run, pictured = shown_runs(jobs, preset)
+    study = Study(
+        protocol=preset.protocol,
+        preset_epochs=PRESETS[preset.name].epochs,
+        seeds=1 + max((job.seed for job in jobs), default=0),
+        note=preset.note,
+        command=shlex.join(settings.command),
+        claims=tuple(_judged(claim, evidence, jobs) for claim in settings.claims),
+        grid=lr_grid(evidence.curves),
+        figure1=tuple(spec.panel(runs, preset.lr_scale) for spec in FIGURE_1),
+        figure2=figure_2(dict(runs), preset.lr_scale),
+        runs=_entries(queue),
+        pictured=tuple(pictured),
+        lambda_run=lambda_run,
+    )
+    write_study(settings.out, study)
+    return study
 
 
-def shown_runs(jobs: Sequence[Job], protocol: Preset) -> tuple[str | None, list[str]]:
-    """The run whose lambda is drawn, and those whose pictures are shown."""
+def _judged(claim: Claim, evidence: Evidence, jobs: Sequence[Job]) -> ClaimResult:
+    names = tuple(job.name for job in jobs if job.arm in claim.arms)
+    return replace(judge(claim, evidence), runs=names)
+
+
+def _entries(queue: Queue) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(
+            name=entry.job.name,
+            label=f"{entry.job.arm}, seed {entry.job.seed}",
+            state=entry.state,
+            fault=entry.fault,
+            diverged=entry.progress.diverged,
+            command=shlex.join(train_command(without_local_paths(entry.job.config))),
+        )
+        for entry in queue.entries.values()
+    )
+
+
+def shown_runs(jobs: Sequence[Job], preset: Preset) -> tuple[str | None, list[str]]:
+    """Return the run whose lambda is drawn, and those whose pictures are shown."""
 
     def first_seed(arm: Arm) -> list[str]:
-        wanted = arm.at_rate_times(protocol.rates_times)
+        wanted = arm.scale_lr(preset.lr_scale)
         return [job.name for job in jobs if job.seed == 0 and job.arm == wanted]
 
     pictured = [name for arm in PICTURED for name in first_seed(arm)]
     return next(iter(first_seed(agc(4))), None), pictured
 
 
-def claim_as_data(judged: Judged, jobs: Sequence[Job]) -> dict[str, Any]:
-    claim = judged.claim
-    return {
-        "id": claim.id,
-        "says": claim.says,
-        "paper": claim.paper,
-        "ours": list(judged.ours),
-        "verdict": judged.verdict,
-        "checks": [asdict(finding) for finding in judged.findings],
-        "runs": [job.name for job in jobs if job.arm in claim.arms],
+# The packed study
+
+
+def pack_settings(settings: Reproduce, folder: Path) -> Reproduce:
+    """Return the settings of the packed study: its existing claims and the present ones.
+
+    Raises:
+        ValueError: the folder holds another study.
+    """
+    existing = existing_claims(folder, settings.effective_preset)
+    return replace(settings, out=folder).with_claims(existing)
+
+
+def pack(settings: Reproduce, queue: Queue, packed: Reproduce) -> None:
+    """Copy the finished runs and the benchmark rows into the packed study."""
+    lambda_run, pictured = shown_runs(
+        [entry.job for entry in queue.entries.values()], settings.effective_preset
+    )
+    folder = packed.out
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = rows_used(packed.claims, bench_rows(settings), read_rows(folder / BENCH))
+    if rows:
+        write_rows(folder / BENCH, rows)
+    for entry in queue.in_state(*FINISHED):
+        name = entry.job.name
+        pack_run(entry.job, folder / RUNS / name, name == lambda_run, name in pictured)
+
+
+def pack_run(job: Job, into: Path, all_lambdas: bool, picture: bool) -> None:
+    """Copy a run's configuration, metrics and lambda, without paths of this machine."""
+    if job.folder.resolve() == into.resolve():
+        return
+    into.mkdir(parents=True, exist_ok=True)
+    write_atomic(into / CONFIG, _config_without_paths(job.folder / CONFIG))
+    shutil.copyfile(job.folder / METRICS, into / METRICS)
+    for name in (DIVERGED, LAYERS):  # of an earlier pack
+        (into / name).unlink(missing_ok=True)
+    if (job.folder / DIVERGED).exists():
+        shutil.copyfile(job.folder / DIVERGED, into / DIVERGED)
+    run = read_run(job.folder)
+    if job.arm.norm == "agc" and run.layers:
+        *before, last = run.layers
+        kept = [row for row in before if all_lambdas and row["epoch"] % LAMBDA_INTERVAL == 0]
+        text = "".join(json.dumps(_lambda_record(row)) + "\n" for row in [*kept, last])
+        write_atomic(into / LAYERS, text)
+    if picture:
+        _pack_picture(run, into / SAMPLES)
+
+
+def _pack_picture(run: Run, into: Path) -> None:
+    """Copy the last sample picture as JPEG, if it can be read."""
+    for _, picture in run.samples[-1:]:
+        packed = picture.suffix == ".jpg"  # encoding it again would lose quality
+        try:
+            content = picture.read_bytes() if packed else as_jpeg(picture)
+        except ValueError:
+            continue
+        into.mkdir(exist_ok=True)
+        (into / f"{picture.stem}.jpg").write_bytes(content)
+
+
+def _config_without_paths(path: Path) -> str:
+    content = json.loads(path.read_text())
+    for name in ("out", "data_root"):
+        if content["config"].get(name) is not None:
+            content["config"][name] = Path(content["config"][name]).name
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _lambda_record(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of layers.jsonl with rounded lambda only."""
+    layers = {
+        name: {"mean_scale": {k: float(f"{v:.{LAMBDA_DIGITS}g}") for k, v in values.items()}}
+        for name, layer in row["layers"].items()
+        if (values := _lambda_values(layer))
     }
+    return {"epoch": row["epoch"], "layers": layers}
 
 
-def panel_as_data(panel: Panel, jobs: Sequence[Job], times: float) -> dict[str, Any]:
-    arms = [arm.at_rate_times(times) for arm in panel.lines]
-    return {
-        "letter": panel.letter,
-        "title": panel.title,
-        "metric": panel.metric,
-        "lines": [
-            {"label": panel.label(arm), "runs": [job.name for job in jobs if job.arm == arm]}
-            for arm in arms
-        ],
-    }
-
-
-def panels_beside(jobs: Sequence[Job], times: float) -> list[dict[str, Any]]:
-    """Figure 2, as far as this study has something to compare that figure 1 does not."""
-    trained = {job.arm for job in jobs}
-    in_figure_1 = {arm for panel in FIGURE_1 for arm in panel.lines}
-    panels = []
-    for panel in FIGURE_2:
-        lines = tuple(arm for arm in panel.lines if arm.at_rate_times(times) in trained)
-        if len(lines) > 1 and (lines == panel.lines or not in_figure_1.issuperset(lines)):
-            panels.append(panel_as_data(replace(panel, lines=lines), jobs, times))
-    return panels
+def _lambda_values(layer: object) -> dict[str, float]:
+    values = layer.get("mean_scale") if isinstance(layer, dict) else None
+    if not isinstance(values, dict):
+        return {}
+    numbers = {name: finite_number(value) for name, value in values.items()}
+    return {name: number for name, number in numbers.items() if number is not None}

@@ -1,58 +1,144 @@
-"""The rules that decide: pure functions from curves over seeds to verdicts.
+"""Rules: pure functions from runs over seeds to verdicts.
 
-A check names a quantity and an open region that the quantity must lie in: the difference of two
-arms' means of some measure, an arm's mean, or a ratio of the benchmark. A claim is reproduced if
-all its checks hold, not reproduced if one fails, and undecided otherwise.
+A check names a quantity and an open region that the quantity must lie in. The quantity is an arm's
+mean of a measure, the difference of two arms' means, or a ratio of benchmark results. A check holds
+if the whole 90% interval of its quantity lies inside the region, and fails if the whole interval
+lies outside. Each side is then a test at 5%, and "the same" is the usual equivalence test by two
+one-sided tests. A claim is reproduced if all its checks hold, not reproduced if one fails, and
+undecided otherwise.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
-from typing import Literal, NamedTuple
+from statistics import fmean, variance
+from typing import NamedTuple
 
+from scipy.special import stdtrit  # quantiles of Student's t
+
+from ..studyfolder import CheckResult, Measurement, Problem, Verdict
 from .arms import Arm
-from .intervals import Interval, difference, mean_of
 from .measures import Curve, Measure
 
-Verdict = Literal["reproduced", "not reproduced", "undecided"]
-Row = Mapping[str, str]
+FEWEST = 3  # runs on each side before divergence decides
+
+Row = Mapping[str, str]  # of the benchmark
+
+
+# Intervals
+
+
+class Interval(NamedTuple):
+    """An estimate and its 90% interval, with infinite ends if it is unknown."""
+
+    middle: float
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Estimate the mean of values over seeds."""
+    return difference_interval(values, None)
+
+
+def difference_interval(a: Sequence[float], b: Sequence[float] | None) -> Interval:
+    """Estimate mean(a) - mean(b), or mean(a) if b is None.
+
+    Each side has a variance of its own (Welch's interval). If a side has only two values, both
+    share one variance (Student's interval): exact if they vary alike, too narrow if they do not.
+    Values without any spread, such as equal counts, give no interval.
+
+    A diverged run has an infinite value, and so has the mean of its side. This is certain if at
+    least three runs of one side, and more than half of them, diverged and none of at least three
+    on the other side did: by chance alone, three of three beside none of three has a probability
+    of 5%. Otherwise the interval is unknown.
+
+    >>> [round(value, 2) for value in difference_interval([3.0, 5.0], [1.0, 3.0])]
+    [2.0, -2.13, 6.13]
+    """
+    middle = fmean(a) - (fmean(b) if b is not None else 0.0)
+    groups = [a] if b is None else [a, b]
+    if math.isinf(middle) and _divergence_decides(groups):
+        return Interval(middle, middle, middle)
+    unknown = Interval(middle, -math.inf, math.inf)
+    if min(map(len, groups)) < 2 or not math.isfinite(middle):
+        return unknown
+    square, freedom = (_pooled if min(map(len, groups)) < 3 else _welch)(groups)
+    if square == 0:
+        return unknown
+    half = float(stdtrit(freedom, 0.95)) * math.sqrt(square)
+    return Interval(middle, middle - half, middle + half)
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the squared standard error and degrees of freedom for one shared variance."""
+    freedom = sum(len(g) - 1 for g in groups)
+    common = sum((len(g) - 1) * variance(g) for g in groups) / freedom
+    return common * sum(1 / len(g) for g in groups), freedom
+
+
+def _welch(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the squared standard error and degrees of freedom for separate variances."""
+    parts = [variance(g) / len(g) for g in groups]
+    total = sum(parts)
+    if total == 0:
+        return 0.0, 1.0
+    freedom = 1 / sum((p / total) ** 2 / (len(g) - 1) for p, g in zip(parts, groups, strict=True))
+    return total, freedom
+
+
+def _divergence_decides(groups: Sequence[Sequence[float]]) -> bool:
+    diverged = [sum(map(math.isinf, group)) for group in groups]
+    most = [n >= FEWEST and 2 * n > len(g) for n, g in zip(diverged, groups, strict=True)]
+    none = [n == 0 and len(g) >= FEWEST for n, g in zip(diverged, groups, strict=True)]
+    return sum(most) == 1 and sum(none) == len(groups) - 1
+
+
+def decide(interval: Interval, low: float, high: float) -> Verdict:
+    """Judge by whether the interval lies inside the open region, outside of it, or across."""
+    # An infinite end is no border, not even for an infinite interval.
+    above = math.isinf(low) or interval.low > low
+    below = math.isinf(high) or interval.high < high
+    if above and below:
+        return "reproduced"
+    outside = (not above and interval.high <= low) or (not below and interval.low >= high)
+    return "not reproduced" if outside else "undecided"
+
+
+def combine(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on a claim from those on its checks."""
+    if "not reproduced" in verdicts:
+        return "not reproduced"
+    return "reproduced" if verdicts and set(verdicts) == {"reproduced"} else "undecided"
+
+
+# Checks
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that rules look at: finished runs by arm, and the rows of the benchmark."""
+    """The input of all rules: finished runs by arm, and the rows of the benchmark."""
 
     curves: Mapping[Arm, Sequence[Curve]] = field(default_factory=dict)
     bench: Sequence[Row] = ()
 
 
-class Value(NamedTuple):
-    """Something that was measured, in words: final error, AGC batch 1, 8.1 %."""
-
-    measure: str
-    who: str
-    figure: str
-
-    def __str__(self) -> str:
-        return f"{self.measure}, {self.who}: {self.figure}"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What came of a check: the quantity, its region in words, what was found, and the verdict."""
-
-    quantity: str
-    region: str
-    rule: str  # the two in short, without whose they are
-    found: str
-    values: tuple[Value, ...]  # what the quantity was computed from
-    verdict: Verdict
+def measure_arm(measure: Measure, arm: Arm, values: Sequence[float]) -> Measurement:
+    """Record a measure's values over seeds. An infinite value is a diverged run."""
+    return Measurement(
+        measure=measure.name,
+        arm=arm.name,
+        label=str(arm),
+        unit=measure.unit,
+        digits=measure.digits,
+        values=tuple(value if math.isfinite(value) else None for value in values),
+        diverged=sum(map(math.isinf, values)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """measure(arm) - measure(against), or measure(arm), lies between low and high."""
+    """Require measure(arm) - measure(against), or measure(arm), between low and high."""
 
     measure: Measure
     arm: Arm
@@ -64,68 +150,62 @@ class Check:
     def arms(self) -> tuple[Arm, ...]:
         return (self.arm,) if self.against is None else (self.arm, self.against)
 
-    @property
-    def quantity(self) -> str:
-        less = "" if self.against is None else f" less {self.against}"
-        return f"{self.measure.words}: {self.arm}{less}"
-
-    def judge(self, evidence: Evidence) -> Finding:
-        runs = {arm: evidence.curves.get(arm, ()) for arm in self.arms}
-        numbers = {arm: [self.measure.of(curve) for curve in runs[arm]] for arm in self.arms}
-        region = in_words(self.low, self.high, self._unit)
-        kind, words = self.measure, self.measure.words
-        rule = f"{words}: {region}" if self.against is None else f"{words}: differences {region}"
-        values = tuple(
-            Value(words, str(arm), spread(numbers[arm], kind.unit, kind.digits))
-            for arm in self.arms
+    def judge(self, evidence: Evidence) -> CheckResult:
+        values = [
+            [self.measure.of(curve) for curve in evidence.curves.get(arm, ())] for arm in self.arms
+        ]
+        is_share = self.measure.unit == "%" and self.against is not None
+        result = CheckResult(
+            kind="mean" if self.against is None else "difference",
+            measure=self.measure.name,
+            unit="points" if is_share else self.measure.unit,
+            digits=self.measure.digits,
+            low=finite_or_none(self.low),
+            high=finite_or_none(self.high),
+            operands=tuple(
+                measure_arm(self.measure, arm, of)
+                for arm, of in zip(self.arms, values, strict=True)
+            ),
+            problem="not run",
+            verdict="undecided",
         )
-        missing = [str(arm) for arm in self.arms if not numbers[arm]]
-        if missing:
-            found = f"no finished run of {' and '.join(missing)}"
-            return Finding(self.quantity, region, rule, found, values, "undecided")
-        if self.against is None:
-            interval = mean_of(numbers[self.arm])
-        else:
-            interval = difference(numbers[self.arm], numbers[self.against])
-        found, verdict = self._found(interval, numbers), decide(interval, self.low, self.high)
-        return Finding(self.quantity, region, rule, found, values, verdict)
-
-    def at_rates_times(self, factor: float) -> "Check":
-        against = None if self.against is None else self.against.at_rate_times(factor)
-        return replace(self, arm=self.arm.at_rate_times(factor), against=against)
-
-    @property
-    def _unit(self) -> str:
-        if self.measure.unit == "%" and self.against is not None:
-            return " points"
-        return self.measure.unit and f" {self.measure.unit}"
-
-    def _found(self, interval: Interval, numbers: Mapping[Arm, Sequence[float]]) -> str:
-        number = f"{{:.{self.measure.digits}f}}".format
-        seeds = " and ".join(dict.fromkeys(str(len(n)) for n in numbers.values()))
-        of_seeds = f"{seeds} seed{'s' * (seeds != '1')}"
-        if math.isinf(interval.middle) and interval.low == interval.high:
-            return f"{'worse' if interval.middle > 0 else 'better'} without bound: runs diverged"
-        if math.isinf(interval.middle):
-            return f"too few runs to tell, {of_seeds}: some diverged"
-        if math.isnan(interval.middle):
-            return "nothing to compare: runs diverged, or say nothing of it"
-        if math.isinf(interval.low):
-            return f"{number(interval.middle)}{self._unit}, {of_seeds}: no spread to judge by"
-        return (
-            f"{number(interval.middle)}{self._unit}, 90% within {number(interval.low)} and "
-            f"{number(interval.high)}, {of_seeds}"
+        if not all(values):
+            return result
+        interval = difference_interval(values[0], values[1] if len(values) > 1 else None)
+        return replace(
+            result,
+            estimate=finite_or_none(interval.middle),
+            interval_low=finite_or_none(interval.low),
+            interval_high=finite_or_none(interval.high),
+            problem=_problem(interval),
+            verdict=decide(interval, self.low, self.high),
         )
+
+    def scale_lr(self, factor: float) -> "Check":
+        against = None if self.against is None else self.against.scale_lr(factor)
+        return replace(self, arm=self.arm.scale_lr(factor), against=against)
+
+
+def _problem(interval: Interval) -> Problem:
+    if math.isinf(interval.middle):
+        return "diverged" if interval.low == interval.high else "some diverged"
+    if math.isnan(interval.middle):
+        return "no value"
+    return "no spread" if math.isinf(interval.low) else ""
+
+
+def finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRatio:
-    """column(over) / column(under) of SegNet's rows lies above `low`; each in its best engine.
+    """Require column(over) / column(under) above `low`, for SegNet, each in its best engine.
 
     Two times are compared only if one call of the benchmark measured both.
     """
 
-    words: str
+    measure: str
     unit: str = ""
     column: str
     over: str
@@ -134,37 +214,38 @@ class BenchRatio:
     batch: int
     low: float
 
-    arms: tuple[Arm, ...] = ()  # it needs no run
+    arms: tuple[Arm, ...] = ()  # needs no training
 
-    @property
-    def quantity(self) -> str:
-        return f"{self.words}: {self.over.upper()} over {self.under.upper()}"
-
-    def judge(self, evidence: Evidence) -> Finding:
+    def judge(self, evidence: Evidence) -> CheckResult:
         over, under = (self._best(evidence.bench, who) for who in (self.over, self.under))
-        region = in_words(self.low, math.inf, "")
-        rule = f"{self.quantity} {region}"
-        if over is None or under is None:
-            found = "the benchmark's file has no such rows: deepcontrol bench"
-            return Finding(self.quantity, region, rule, found, (), "undecided")
-        unit = self.unit and f" {self.unit}"
-        values = tuple(
-            Value(self.words, f"{who.upper()} ({row['engine']})", f"{row[self._middle]}{unit}")
-            for who, row in ((self.over, over), (self.under, under))
+        result = CheckResult(
+            kind="ratio",
+            measure=self.measure,
+            low=self.low,
+            operands=(self._measured(self.over, over), self._measured(self.under, under)),
+            problem="no benchmark",
+            verdict="undecided",
         )
+        if over is None or under is None:
+            return result
         if self._timed and over.get("run") != under.get("run"):
-            found = "measured in two calls of the benchmark: deepcontrol bench --no-resume"
-            return Finding(self.quantity, region, rule, found, values, "undecided")
-        interval = Interval(*(self._ratio(over, under, ends) for ends in self._ends))
-        verdict = decide(interval, self.low, math.inf)
-        return Finding(self.quantity, region, rule, f"{interval.middle:.2f}", values, verdict)
+            return replace(result, problem="separate benchmarks")
+        interval = Interval(*(float(over[a]) / float(under[b]) for a, b in self._columns))
+        return replace(
+            result,
+            estimate=interval.middle,
+            interval_low=interval.low,
+            interval_high=interval.high,
+            problem="",
+            verdict=decide(interval, self.low, math.inf),
+        )
 
-    def at_rates_times(self, factor: float) -> "BenchRatio":
-        del factor  # a step takes as long at any rate
+    def scale_lr(self, factor: float) -> "BenchRatio":
+        del factor  # the time of a step does not depend on it
         return self
 
-    def rests_on(self, rows: Sequence[Row]) -> list[Row]:
-        """Those of the benchmark's rows that decide."""
+    def rows_used(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the benchmark rows that this check rests on."""
         found = (self._best(rows, who) for who in (self.over, self.under))
         return [row for row in found if row is not None]
 
@@ -177,72 +258,38 @@ class BenchRatio:
         return f"{self.column}_p50" if self._timed else self.column
 
     @property
-    def _ends(self) -> tuple[tuple[str, str], ...]:
-        """Columns of the ratio's middle and of its ends: a time has a spread, memory has none."""
+    def _columns(self) -> tuple[tuple[str, str], ...]:
+        """Columns of the estimate and its ends. A time has a spread, memory has none."""
         if not self._timed:
             return ((self.column, self.column),) * 3
         p20, p50, p80 = (f"{self.column}_{p}" for p in ("p20", "p50", "p80"))
         return (p50, p50), (p20, p80), (p80, p20)
 
-    def _ratio(self, over: Row, under: Row, columns: tuple[str, str]) -> float:
-        return float(over[columns[0]]) / float(under[columns[1]])
+    def _measured(self, contender: str, row: Row | None) -> Measurement:
+        return Measurement(
+            measure=self.measure,
+            arm=contender,
+            label=_contender_label(contender),
+            source="benchmark",
+            engine="" if row is None else row["engine"],
+            unit=self.unit,
+            digits=None,
+            values=() if row is None else (float(row[self._middle]),),
+        )
 
     def _best(self, rows: Sequence[Row], contender: str) -> Row | None:
+        """Return the row of the fastest engine, the smallest memory or the largest batch."""
         key = {"group": self.group, "contender": contender, "batch": str(self.batch)}
         key |= {"dtype": "bf16", "width": "1", "size": "256x512"}
         found = [r for r in rows if key.items() <= r.items() and self._middle in r]
-        # The fastest engine for time, the leanest for memory; of batches the largest one.
         sign = -1 if self.column == "largest_batch" else 1
         return min(found, key=lambda r: sign * float(r[self._middle]), default=None)
 
 
-def decide(interval: Interval, low: float, high: float) -> Verdict:
-    """By where the interval lies: in the open region, outside of it, or across its border."""
-    # An end that is infinite is no border, not even for what diverged.
-    above = math.isinf(low) or interval.low > low
-    below = math.isinf(high) or interval.high < high
-    if above and below:
-        return "reproduced"
-    beside = (not above and interval.high <= low) or (not below and interval.low >= high)
-    return "not reproduced" if beside else "undecided"
-
-
-def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a claim, from those of its checks."""
-    if "not reproduced" in verdicts:
-        return "not reproduced"
-    return "reproduced" if verdicts and set(verdicts) == {"reproduced"} else "undecided"
-
-
-def in_words(low: float, high: float, unit: str) -> str:
+def _contender_label(contender: str) -> str:
     """
-    >>> in_words(-1, 1, " points"), in_words(2, math.inf, " points"), in_words(0.6, 1, "")
-    ('within 1 point of 0', 'above 2 points', 'between 0.6 and 1')
+    >>> _contender_label("bn"), _contender_label("bn-byte-pool")
+    ('BN', 'BN, byte pool')
     """
-
-    def many(number: float) -> str:
-        return f"{number:g}{' point' if (number, unit) == (1, ' points') else unit}"
-
-    if math.isinf(high):
-        return f"above {many(low)}"
-    if math.isinf(low):
-        return f"below {many(high)}"
-    return f"within {many(high)} of 0" if low == -high else f"between {low:g} and {many(high)}"
-
-
-def spread(numbers: Sequence[float], unit: str = "", digits: int = 2) -> str:
-    """The mean over seeds, the deviation, and how many there are.
-
-    >>> spread([9.5, 10.5], "%"), spread([math.inf, 9.5]), spread([])
-    ('10.00 ± 0.71 % (n=2)', '1 of 2 diverged', 'not run')
-    """
-    if not numbers:
-        return "not run"
-    diverged = sum(map(math.isinf, numbers))
-    if diverged:
-        return f"{diverged} of {len(numbers)} diverged"
-    if any(map(math.isnan, numbers)):
-        return "nothing, of a run that diverged or has none"
-    deviation = f" ± {stdev(numbers):.{digits}f}" if len(numbers) > 1 else ""
-    mean = f"{fmean(numbers):.{digits}f}{deviation}{unit and f' {unit}'}"
-    return f"{mean} (n={len(numbers)})"
+    norm, _, variant = contender.partition("-")
+    return ", ".join(filter(None, [norm.upper(), variant.replace("-", " ")]))

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from deepcontrol.workbench.runfolder import lock
-from deepcontrol.workbench.study import queue as queue_
+from deepcontrol.workbench.study import jobs as jobs_
 from deepcontrol.workbench.study.claims import CLAIMS
-from deepcontrol.workbench.study.jobs import Job, plan
-from deepcontrol.workbench.study.presets import PRESETS
-from deepcontrol.workbench.study.queue import Queue
+from deepcontrol.workbench.study.jobs import Job, Queue, plan
+from deepcontrol.workbench.study.settings import PRESETS
 from deepcontrol.workbench.train.interrupts import Interrupts
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_, "LOOK", 0)
+    monkeypatch.setattr(jobs_, "POLL", 0)
 
 
 def jobs(out: Path, count: int = 4) -> list[Job]:
@@ -42,7 +41,7 @@ def fail(job: Job) -> int:
 
 
 class Instant:
-    """Runs end as soon as they are looked at; `room` of them at a time."""
+    """Executor whose runs end at the first poll, `room` at a time."""
 
     def __init__(self, does: dict[str, Callable[[Job], int]], room: int = 2) -> None:
         self.does, self.room = does, room
@@ -73,16 +72,16 @@ def states(queue: Queue) -> list[str]:
     return [entry.state for entry in queue.entries.values()]
 
 
-def test_each_run_once_in_order(tmp_path: Path) -> None:
-    all_of_them = jobs(tmp_path)
-    queue, executor = Queue(all_of_them, tmp_path), Instant({})
+def test_each_run_starts_once_in_order(tmp_path: Path) -> None:
+    all_jobs = jobs(tmp_path)
+    queue, executor = Queue(all_jobs, tmp_path), Instant({})
     queue.run(executor, Interrupts(), math.inf)
-    assert executor.started == [job.name for job in all_of_them]
+    assert executor.started == [job.name for job in all_jobs]
     assert executor.most == 2
     assert states(queue) == ["done"] * 4
 
 
-def test_what_is_done_is_not_repeated(tmp_path: Path) -> None:
+def test_finished_runs_are_not_repeated(tmp_path: Path) -> None:
     first, second, third, fourth = jobs(tmp_path)
     finish(first)
     write(second, 3)
@@ -94,28 +93,28 @@ def test_what_is_done_is_not_repeated(tmp_path: Path) -> None:
     assert executor.started == [second.name, fourth.name]
 
 
-def test_a_run_that_fails_is_tried_once_more_and_reported(tmp_path: Path) -> None:
-    all_of_them = jobs(tmp_path)
-    name = all_of_them[1].name
+def test_a_failed_run_is_retried_once_and_reported(tmp_path: Path) -> None:
+    all_jobs = jobs(tmp_path)
+    name = all_jobs[1].name
     (tmp_path / f"{name}.txt").write_text("epoch 1\nerror: it does not work\n\n")
     said: list[str] = []
-    queue = Queue(all_of_them, tmp_path, lambda entry, what: said.append(what))
+    queue = Queue(all_jobs, tmp_path, lambda entry, message: said.append(message))
     executor = Instant({name: fail})
     queue.run(executor, Interrupts(), math.inf)
     assert executor.started.count(name) == 2
     assert states(queue) == ["done", "failed", "done", "done"]
     assert queue.entries[name].fault == "exit code 1: error: it does not work"
-    assert any("tried once more" in what for what in said)
+    assert any("retrying once" in message for message in said)
 
 
-def test_a_run_that_fails_once_is_done(tmp_path: Path) -> None:
-    all_of_them = jobs(tmp_path, 1)
+def test_a_retry_can_succeed(tmp_path: Path) -> None:
+    all_jobs = jobs(tmp_path, 1)
     answers = iter([fail, finish])
-    executor = Instant({all_of_them[0].name: lambda job: next(answers)(job)})
-    queue = Queue(all_of_them, tmp_path)
+    executor = Instant({all_jobs[0].name: lambda job: next(answers)(job)})
+    queue = Queue(all_jobs, tmp_path)
     queue.run(executor, Interrupts(), math.inf)
     assert states(queue) == ["done"]
-    assert queue.entries[all_of_them[0].name].fault == ""
+    assert queue.entries[all_jobs[0].name].fault == ""
 
 
 def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
@@ -124,12 +123,12 @@ def test_a_run_that_diverges_is_a_result(tmp_path: Path) -> None:
         (job.folder / "diverged.json").write_text('{"epoch": 2, "step": 7}')
         return 1
 
-    all_of_them = jobs(tmp_path, 1)
-    executor = Instant({all_of_them[0].name: diverge})
-    queue = Queue(all_of_them, tmp_path)
+    all_jobs = jobs(tmp_path, 1)
+    executor = Instant({all_jobs[0].name: diverge})
+    queue = Queue(all_jobs, tmp_path)
     queue.run(executor, Interrupts(), math.inf)
     assert states(queue) == ["diverged"]
-    assert executor.started == [all_of_them[0].name]
+    assert executor.started == [all_jobs[0].name]
 
 
 def test_nothing_starts_after_the_deadline_or_a_signal(tmp_path: Path) -> None:
@@ -143,40 +142,38 @@ def test_nothing_starts_after_the_deadline_or_a_signal(tmp_path: Path) -> None:
         assert states(queue) == ["stopped"] * 4
 
 
-def test_after_the_last_start_runs_end_and_none_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_last_start_no_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(100)
-    monkeypatch.setattr(queue_.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(jobs_.time, "monotonic", lambda: next(clock))
     queue, executor = Queue(jobs(tmp_path), tmp_path), Instant({})
     queue.run(executor, Interrupts(), deadline=math.inf, last_start=101)
     assert states(queue) == ["done", "done", "stopped", "stopped"]
     assert len(executor.started) == 2
 
 
-def test_each_run_that_is_over_is_told_of_once(tmp_path: Path) -> None:
+def test_on_finish_is_called_once_per_run(tmp_path: Path) -> None:
     first, second, third = jobs(tmp_path, 3)
     finish(first)
     told: list[Job] = []
-    queue = Queue([first, second, third], tmp_path, over=told.append)
-    assert told == []  # a queue that is only looked at does nothing
+    queue = Queue([first, second, third], tmp_path, on_finish=told.append)
+    assert told == []  # not before the queue runs
     queue.run(Instant({third.name: fail}), Interrupts(), math.inf)
     assert told == [first, second]
 
 
-def test_runs_that_ended_are_kept_before_others_start(tmp_path: Path) -> None:
+def test_on_ended_is_called_before_other_runs_start(tmp_path: Path) -> None:
     kept: list[tuple[list[str], int]] = []
     queue = Queue(
         jobs(tmp_path),
         tmp_path,
-        keep=lambda queue: kept.append((states(queue), len(executor.started))),
+        on_ended=lambda queue: kept.append((states(queue), len(executor.started))),
     )
     executor = Instant({})
     queue.run(executor, Interrupts(), math.inf)
     assert kept == [(["done", "done", "waiting", "waiting"], 2), (["done"] * 4, 4)]
 
 
-def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
+def test_a_locked_folder_is_waited_for(tmp_path: Path) -> None:
     first, second = jobs(tmp_path, 2)
     looks = 0
     with lock(first.folder):
@@ -187,47 +184,47 @@ def test_a_folder_in_use_is_waited_for(tmp_path: Path) -> None:
             nonlocal looks
             looks += 1
             if looks == 1:
-                assert states(queue) == ["elsewhere", "elsewhere"]
+                assert states(queue) == ["locked", "locked"]
                 held.__exit__(None, None, None)
             elif looks == 3:
-                finish(first)  # by whoever holds it
+                finish(first)  # by the process that holds the lock
                 noted.signum = 15
 
         noted = Interrupts()
-        queue, executor = Queue([first, second], tmp_path, look=look), Instant({})
+        queue, executor = Queue([first, second], tmp_path, on_poll=look), Instant({})
         queue.run(executor, noted, math.inf)
     assert executor.started == [second.name]
     assert states(queue) == ["stopped", "done"]
 
 
-def test_who_comes_second_to_a_folder_has_not_failed(tmp_path: Path) -> None:
+def test_losing_the_race_for_a_lock_is_not_a_failure(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, 1)
     holder = lock(job.folder)
 
     def lose(job: Job) -> int:
-        """Another process was faster, by what a start takes."""
+        """Let another process take the lock first."""
         holder.__enter__()
         return 1
 
     def look(queue: Queue) -> None:
-        if states(queue) == ["elsewhere"]:
-            finish(job)  # by whoever holds it
+        if states(queue) == ["locked"]:
+            finish(job)  # by the process that holds the lock
             holder.__exit__(None, None, None)
 
     said: list[str] = []
-    queue = Queue([job], tmp_path, lambda entry, what: said.append(what), look)
+    queue = Queue([job], tmp_path, lambda entry, message: said.append(message), look)
     queue.run(Instant({job.name: lose}), Interrupts(), math.inf)
     assert states(queue) == ["done"]
     assert queue.entries[job.name].fault == ""
     assert said == ["started on here"]
 
 
-def test_what_is_not_asked_for_is_not_trained(tmp_path: Path) -> None:
+def test_only_selected_runs_are_trained(tmp_path: Path) -> None:
     first, second, third, fourth = jobs(tmp_path)
     finish(first)
     executor = Instant({})
-    queue = Queue(jobs(tmp_path), tmp_path, asked={second.name})
+    queue = Queue(jobs(tmp_path), tmp_path, selected={second.name})
     queue.run(executor, Interrupts(), math.inf)
     assert executor.started == [second.name]
-    assert states(queue) == ["done", "done", "not asked for", "not asked for"]
-    assert {third.name, fourth.name} == {e.job.name for e in queue.having("not asked for")}
+    assert states(queue) == ["done", "done", "not selected", "not selected"]
+    assert {third.name, fourth.name} == {e.job.name for e in queue.in_state("not selected")}

@@ -1,0 +1,261 @@
+"""Format the numbers of a study: measurements, checks, verdict tables, durations, settings.
+
+The page, the terminal tables and results/readme.py all use these functions.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from ..runfolder import finite_number
+from ..studyfolder import (
+    FINISHED,
+    VERDICTS,
+    CheckResult,
+    ClaimResult,
+    Measurement,
+    Study,
+    Verdict,
+)
+
+GROUPS = (*VERDICTS, "beyond the paper")
+
+
+# Measurements
+
+
+def measurement_text(measured: Measurement, with_n: bool = True, with_unit: bool = True) -> str:
+    """Format a measurement.
+
+    >>> both = Measurement(measure="", arm="", label="", unit="%", values=(9.5, 10.5))
+    >>> measurement_text(both), measurement_text(both, with_n=False)
+    ('10.00 ± 0.71 % (n=2)', '10.00 ± 0.71 %')
+    >>> measurement_text(Measurement(measure="", arm="", label="", values=(None, 9.5), diverged=1))
+    '1 of 2 diverged'
+    """
+    if measured.text:
+        return measured.text
+    if not measured.values:
+        return "not run"
+    if measured.diverged:
+        return f"{measured.diverged} of {measured.n} diverged"
+    if measured.mean is None:
+        return "no value"
+    unit = f" {measured.unit}" if measured.unit and with_unit else ""
+    if measured.source == "benchmark":
+        return f"{number_text(measured.mean, measured.digits)}{unit}"
+    std = "" if measured.std is None else f" ± {number_text(measured.std, measured.digits)}"
+    n = f" (n={measured.n})" if with_n else ""
+    return f"{number_text(measured.mean, measured.digits)}{std}{unit}{n}"
+
+
+def number_text(value: float, digits: int | None) -> str:
+    return f"{value:g}" if digits is None else f"{value:.{digits}f}"
+
+
+def measurement_label(measured: Measurement) -> str:
+    """Return the arm's label, with the engine if the benchmark measured it."""
+    return f"{measured.label} ({measured.engine})" if measured.engine else measured.label
+
+
+def measurement_line(measured: Measurement) -> str:
+    """Return "final error, AGC, batch 1, lr 0.02: 7.54 ± 0.19 % (n=5)"."""
+    return f"{measured.measure}, {measurement_label(measured)}: {measurement_text(measured)}"
+
+
+def by_measure(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    """Group measurements by measure."""
+    found: dict[str, list[Measurement]] = defaultdict(list)
+    for measured in measurements:
+        found[measured.measure].append(measured)
+    return dict(found)
+
+
+# Checks
+
+
+def check_quantity(check: CheckResult) -> str:
+    """Return "final error: AGC, batch 1, lr 0.02 minus AGC, batch 4, lr 0.08"."""
+    if "quantity" in check.text:
+        return check.text["quantity"]
+    joint = " divided by " if check.kind == "ratio" else " minus "
+    return f"{check.measure}: {joint.join(operand.label for operand in check.operands)}"
+
+
+def check_region(check: CheckResult) -> str:
+    """Return the region of a check in words, such as "within 1 point of 0"."""
+    return check.text.get("region") or region_text(check.low, check.high, check.unit)
+
+
+def check_rule(check: CheckResult) -> str:
+    """Return measure and region without the arms: "final error: difference above 1 point"."""
+    if "rule" in check.text:
+        return check.text["rule"]
+    if check.kind == "ratio":
+        return f"{check_quantity(check)} {check_region(check)}"
+    difference = "difference " * (check.kind == "difference")
+    return f"{check.measure}: {difference}{check_region(check)}"
+
+
+def region_text(low: float | None, high: float | None, unit: str = "") -> str:
+    """
+    >>> region_text(-1, 1, "points"), region_text(2, None, "points"), region_text(0.6, 1)
+    ('within 1 point of 0', 'above 2 points', 'between 0.6 and 1')
+    """
+    if low is None and high is None:
+        return "any value"
+    if high is None:
+        return f"above {_with_unit(low or 0.0, unit)}"
+    if low is None:
+        return f"below {_with_unit(high, unit)}"
+    if low == -high:
+        return f"within {_with_unit(high, unit)} of 0"
+    return f"between {low:g} and {_with_unit(high, unit)}"
+
+
+def _with_unit(number: float, unit: str) -> str:
+    singular = unit.removesuffix("s") if number == 1 else unit
+    return f"{number:g} {singular}" if unit else f"{number:g}"
+
+
+def check_found(check: CheckResult) -> str:
+    """Return the estimate and its interval in words, or the reason why there is none."""
+    if "found" in check.text:
+        return check.text["found"]
+    seeds = " and ".join(dict.fromkeys(str(operand.n) for operand in check.operands))
+    seeds += " seed" if seeds == "1" else " seeds"
+    match check.problem:
+        case "not run":
+            missing = [operand.label for operand in check.operands if not operand.n]
+            return f"no finished run of {' and of '.join(missing)}"
+        case "diverged":
+            side = "worse" if check.operands[0].diverged else "better"
+            return f"{side} without bound: runs diverged"
+        case "some diverged":
+            return f"too few runs to decide ({seeds}): some diverged"
+        case "no value":
+            return "no value: runs diverged, or do not record this measure"
+        case "no benchmark":
+            return "the benchmark file has no such rows; run `deepcontrol bench`"
+        case "separate benchmarks":
+            return "measured in two benchmark calls; run `deepcontrol bench --no-resume`"
+    if check.estimate is None:
+        return "no estimate"
+    if check.kind == "ratio":
+        return number_text(check.estimate, check.digits)
+    unit = f" {check.unit}" if check.unit else ""
+    estimate = f"{number_text(check.estimate, check.digits)}{unit}"
+    if check.interval_low is None or check.interval_high is None:
+        return f"{estimate}, {seeds}: no spread to judge by"
+    low, high = (number_text(v, check.digits) for v in (check.interval_low, check.interval_high))
+    return f"{estimate} (90% interval {low} to {high}, {seeds})"
+
+
+# Studies
+
+
+def group_of(claim: ClaimResult) -> str:
+    """Return the group under which a claim is listed: its verdict, or "beyond the paper"."""
+    return "beyond the paper" if claim.beyond_paper else claim.verdict
+
+
+def grouped_claims(study: Study) -> dict[str, list[ClaimResult]]:
+    """Return the claims by group, without empty groups: the paper's by verdict, then ours."""
+    groups: dict[str, list[ClaimResult]] = {group: [] for group in GROUPS}
+    for claim in study.claims:
+        groups[group_of(claim)].append(claim)
+    return {group: claims for group, claims in groups.items() if claims}
+
+
+def count_verdicts(study: Study) -> dict[Verdict, int]:
+    """Count the claims of each verdict, without zeros."""
+    counts = Counter(claim.verdict for claim in study.claims)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
+
+
+def counts_text(study: Study) -> str:
+    """Return "17 reproduced, 7 not reproduced, 11 undecided"."""
+    return ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(study).items())
+
+
+def finished_text(study: Study) -> str:
+    """Return "100 of 109 runs finished"."""
+    finished = sum(entry.state in FINISHED for entry in study.runs)
+    return f"{finished} of {len(study.runs)} runs finished"
+
+
+def protocol_text(study: Study) -> str:
+    """Return the settings that all runs share, in one line."""
+    p = study.protocol
+    limit = f", {p.train_limit} images" if p.train_limit else ""
+    width = f", width {setting_text(p.width)}" if p.width != 1 else ""
+    scale = (
+        f", {setting_text(p.lr_scale)} times the paper's learning rates" if p.lr_scale != 1 else ""
+    )
+    instead = f" instead of {study.preset_epochs}" if p.epochs != study.preset_epochs else ""
+    seeds = f"up to {study.seeds} seed{'s' * (study.seeds > 1)}"
+    size = "x".join(map(str, p.size))
+    return f"{p.data}{limit} at {size}{width}, {p.epochs} epochs{instead}, {seeds}{scale}"
+
+
+def verdict_table(claims: Sequence[ClaimResult], rules: bool = True) -> str:
+    """Return a Markdown table with a row per claim, with or without the rules."""
+    names = ["claim", "paper", "measured", *["rule"] * rules, "verdict"]
+    rows = [names, ["---"] * len(names)]
+    for claim in claims:
+        measured = "<br>".join(
+            "<br>".join([f"*{measure}*", *(_cell_line(each) for each in of)])
+            for measure, of in by_measure(claim.measurements).items()
+        )
+        rule = "<br>".join(dict.fromkeys(map(check_rule, claim.checks)))
+        row = [f"**{claim.id}** {claim.text}", claim.paper]
+        row += [measured or check_found(claim.checks[0]), *[rule] * rules, claim.verdict]
+        rows.append([cell.replace("|", "/") for cell in row])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _cell_line(measured: Measurement) -> str:
+    return f"{measurement_label(measured)}: {measurement_text(measured)}"
+
+
+def verdicts_markdown(study: Study) -> str:
+    """Return the content of verdicts.md: a table per group, the protocol and the note."""
+    parts = [f"**{counts_text(study)}.** {finished_text(study)}: {protocol_text(study)}."]
+    for group, claims in grouped_claims(study).items():
+        parts += [f"## {group.capitalize()}", verdict_table(claims)]
+    return "\n\n".join([*parts, *filter(None, [study.note])])
+
+
+# Runs
+
+
+def percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{100 * fraction:.2f}"
+
+
+def duration_text(seconds: float) -> str:
+    """
+    >>> duration_text(59.4), duration_text(3600 * 30 + 61)
+    ('59 s', '30:01 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f}:{seconds % 60:02.0f} min"
+    return f"{seconds // 3600:.0f}:{seconds % 3600 // 60:02.0f} h"
+
+
+def setting_text(value: Any) -> str:
+    """Format a setting as it is typed on the command line.
+
+    >>> setting_text([256, 512]), setting_text(None), setting_text(0.125), setting_text(True)
+    ('256x512', '-', '0.125', 'yes')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return "x".join(map(str, value))
+    number = finite_number(value)
+    return str(value) if number is None else f"{number:.10g}"
