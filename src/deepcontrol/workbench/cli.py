@@ -16,8 +16,7 @@ from rich.table import Table
 
 from .bench import Bench, run_bench
 from .data import open_source
-from .data.check import check
-from .data.sheet import contact_sheet
+from .data.inspect import check, contact_sheet
 from .doctor import Doctor, run_doctor
 from .export import Export, run_export
 from .predict import Predict, run_predict

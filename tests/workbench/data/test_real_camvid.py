@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench.data.check import check
+from deepcontrol.workbench.data.inspect import check
 
 ROOT = os.environ.get("CAMVID_ROOT")
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.export import command
 from deepcontrol.workbench.export.check import MismatchError, check, difference
-from deepcontrol.workbench.export.program import Sizes
-from deepcontrol.workbench.export.targets import TARGETS, Target
+from deepcontrol.workbench.export.targets import TARGETS, Sizes, Target
 
 SIZES = Sizes(smallest=64, step=1)
 MODEL = nn.Conv2d(3, 2, 1)

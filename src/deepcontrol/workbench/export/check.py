@@ -10,7 +10,7 @@ from ..data import VOID, Batches
 from ..metrics import ConfusionMatrix
 from ..sizes import Size
 from ..train.evaluate import forward_in_windows
-from .program import Runner, Shape, Sizes, as_tuple
+from .targets import Runner, Shape, Sizes, as_tuple
 
 TOLERANCE = 1e-4  # relative to the largest output, or absolute if that is below 1
 # If two values of a pooling window are equal up to rounding, SegNet may unpool to the other

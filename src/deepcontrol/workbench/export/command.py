@@ -21,8 +21,19 @@ from ..sizes import Size
 from ..train.config import Train, load_config
 from .check import TOLERANCE, Accuracy, Comparison, check, compare_accuracy, in_windows
 from .int8 import RunImages, quantize
-from .program import AXES, INPUT, Runner, Sizes, as_tuple, sizes_of, trace
-from .targets import TARGETS, TargetName, require, versions
+from .targets import (
+    AXES,
+    INPUT,
+    TARGETS,
+    Runner,
+    Sizes,
+    TargetName,
+    as_tuple,
+    require,
+    sizes_of,
+    trace,
+    versions,
+)
 
 Accuracies = dict[str, Accuracy]
 

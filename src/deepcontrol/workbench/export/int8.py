@@ -15,7 +15,7 @@ from ..data import Batches, open_source, prepare
 from ..sizes import Size
 from ..train.config import Train
 from ..train.evaluate import split_windows
-from .program import INPUT
+from .targets import INPUT
 
 
 def quantize(path: Path, images: Iterator[Tensor]) -> None:

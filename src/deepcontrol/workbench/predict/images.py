@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from ..data import DataError, Size
 from ..data.files import check_eight_bit, open_image
-from ..data.sheet import colored
+from ..data.inspect import colored
 from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")

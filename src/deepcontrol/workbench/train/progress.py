@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data import VOID, Batches
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
-from ..data.sheet import colored
+from ..data.inspect import colored
 from ..sizes import Size
 from .evaluate import evaluating, predict
 

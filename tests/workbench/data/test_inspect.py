@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.data.check import check
+from deepcontrol.workbench.data.inspect import check
 
 
 def test_valid_folders(camvid_root: Path, cityscapes_root: Path, capsys) -> None:  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Check a dataset folder: read every file and list all errors."""
+"""Inspect a dataset: list the errors of all its files, or draw a contact sheet."""
 
 import os
 from collections import Counter
@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from . import camvid, cityscapes
 from .files import Pair, PairedFiles, native_size
-from .sample import DataError
+from .sample import DataError, Palette, Size, Source
 
 LAYOUTS = {"cityscapes": cityscapes, "camvid": camvid}
 
@@ -88,3 +89,29 @@ def _most_common_size(pairs: list[Pair]) -> tuple[int, int]:
         except DataError:
             continue  # reported when the sample is read
     return sizes.most_common(1)[0][0] if sizes else (1, 1)
+
+
+def contact_sheet(
+    source: Source, count: int, size: Size, columns: int = 3, first: int = 0
+) -> Image.Image:
+    """Draw `count` samples from `first` on, each with its colored labels on the right."""
+    tiles = []
+    for index in range(first, min(first + count, len(source))):
+        sample = source.read(index, size)
+        tiles.append(np.hstack([sample.image, colored(sample.labels, source.palette)]))
+    if not tiles:
+        raise ValueError(f"no sample {first} in {source.name}, which has {len(source)} samples")
+    height, width, _ = tiles[0].shape
+    rows = -(-len(tiles) // columns)
+    sheet = np.full((rows * (height + 2) - 2, columns * (width + 2) - 2, 3), 255, np.uint8)
+    for i, tile in enumerate(tiles):
+        top, left = (i // columns) * (height + 2), (i % columns) * (width + 2)
+        sheet[top : top + height, left : left + width] = tile
+    return Image.fromarray(sheet)
+
+
+def colored(labels: NDArray[np.uint8], palette: Palette) -> NDArray[np.uint8]:
+    """Map labels (H, W) to colors (H, W, 3). VOID is black."""
+    table = np.zeros((256, 3), np.uint8)
+    table[: len(palette)] = palette
+    return table[labels]
