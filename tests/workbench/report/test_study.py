@@ -181,7 +181,7 @@ def test_study_page(tmp_path: Path, make: Callable[[Path], Path], unit: str, rul
     letters = "abcefghd"  # panel d has no runs and is folded
     assert alts[:8] == [f"Panel {letter} of figure 1: title {letter}" for letter in letters]
     assert alts[8] == "Panel a of figure 2: beside a"
-    assert "1 panel without runs in this study" in page.text
+    assert "1 panel with missing runs" in page.text
     for text in (
         "1 reproduced", "1 not reproduced", "1 undecided", "3 of 4 runs finished",
         "camvid at 256x512, 150 epochs, up to 2 seeds", f"AGC: 9.90 ± 0.10 {unit}",

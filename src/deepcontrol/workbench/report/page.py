@@ -195,12 +195,18 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
 def draw_panels(
     panels: Sequence[Panel], runs: StudyRuns, ranges: Ranges
 ) -> dict[str, list[tuple[Panel, str]]]:
-    """Return each panel with its data URI: those with runs ("drawn") and without ("empty")."""
-    found: dict[str, list[tuple[Panel, str]]] = {"drawn": [], "empty": []}
+    """Return each panel with its data URI, sorted into "complete" and "incomplete".
+
+    A panel is a comparison and needs two lines with runs. If no panel has two yet, those with one
+    count as complete.
+    """
+    lines = {p.letter: sum(bool(runs_of(line, runs.found)) for line in p.lines) for p in panels}
+    needed = min(2, max(lines.values(), default=0)) or 1
+    found: dict[str, list[tuple[Panel, str]]] = {"complete": [], "incomplete": []}
     for panel in panels:
-        has_runs = any(runs_of(line, runs.found) for line in panel.lines)
         picture = data_uri(draw_one(panel, runs.found, ranges[panel.letter]))
-        found["drawn" if has_runs else "empty"].append((panel, picture))
+        group = "complete" if lines[panel.letter] >= needed else "incomplete"
+        found[group].append((panel, picture))
     return found
 
 

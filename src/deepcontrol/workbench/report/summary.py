@@ -1,6 +1,6 @@
 """Summaries: a study in one paragraph, and runs as the rows of a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..runfolder import Row, Run, finite_number
@@ -74,25 +74,42 @@ def study_summary(study: Study, errors: FinalErrors) -> str:
 
 
 def _error_sentences(study: Study, errors: FinalErrors) -> list[str]:
-    ends, diverged = [], []
+    """Return the final errors in one sentence, then divergence, then the batch size's influence."""
+    parts: list[str] = []
+    diverged: list[str] = []
+    listed: list[int] = []  # the batch sizes that the sentence named last
     for norm, by_batch in errors.items():
         name = NORM_NAMES[norm]
-        means = {b: f"{m.mean:.1f}" for b, m in by_batch.items() if m.mean is not None}
+        means = {batch: error.mean for batch, error in by_batch.items() if error.mean is not None}
         if means:
-            at = f" at batch size{'s' * (len(means) > 1)} {join_words(list(map(str, means)))}"
-            verb = "at" if ends else "ends at"
-            ends.append((name, f"{verb} {join_words(list(means.values()))}%", at))
+            values = join_words([f"{mean:.1f}" for mean in means.values()])
+            part = f"{name} at {values}%" if parts else f"{name} ends at {values}% wrong pixels"
+            if listed != list(means):
+                listed = list(means)
+                part += (
+                    f" at batch size{'s' * (len(means) > 1)} {join_words(list(map(str, means)))}"
+                )
+            parts.append(part)
         diverged += [
             f"{name} diverged in {error.diverged} of {error.n} runs at batch size {batch}."
             for batch, error in by_batch.items()
             if error.diverged
         ]
-    if not ends:
+    if not parts:
         return diverged
-    first_at = ends[0][2]
-    words = [f"{ends[0][0]} {ends[0][1].removesuffix('%')}% wrong pixels{first_at}"]
-    words += [f"{name} {values}{at if at != first_at else ''}" for name, values, at in ends[1:]]
-    return [f"{_training_text(study)}: {'; '.join(words)}.", *diverged]
+    return [f"{_training_text(study)}: {'; '.join(parts)}.", *diverged, _range_sentence(errors)]
+
+
+def _range_sentence(errors: FinalErrors) -> str:
+    """Say by how much each norm's error depends on the batch size."""
+    ranges = []
+    for norm, by_batch in errors.items():
+        means = [error.mean for error in by_batch.values() if error.mean is not None]
+        if len(means) > 1 and len(means) == len(by_batch):
+            ranges.append(f"{max(means) - min(means):.1f} points with {NORM_NAMES[norm]}")
+    if len(ranges) < 2:
+        return ""
+    return f"Between the batch sizes, the error differs by {join_words(ranges)}."
 
 
 def _training_text(study: Study) -> str:
@@ -140,10 +157,8 @@ def _verdict_sentence(study: Study) -> str:
 
 
 def _verdict_words(claims: Sequence[ClaimResult]) -> str:
-    counts: Mapping[str, int] = count_verdicts(claims)
-    return join_words(
-        [f"{n} {'is' if n == 1 else 'are'} {verdict}" for verdict, n in counts.items()]
-    )
+    counts = count_verdicts(claims).items()
+    return join_words([f"{n} {'is' if n == 1 else 'are'} {verdict}" for verdict, n in counts])
 
 
 # Runs
