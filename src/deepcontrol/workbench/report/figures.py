@@ -210,7 +210,7 @@ def _draw_bar(axes: Axes, x: float, width: float, error: Measurement, color: str
     )
 
 
-# Panels of a study, whose lines are arms over several seeds
+# Panels of a study: a line is an arm over several seeds
 
 METRIC_LABELS = {"val_error": "validation error, %", "val_loss": "validation loss"}
 FACTORS = {"val_error": 100.0, "val_loss": 1.0}
