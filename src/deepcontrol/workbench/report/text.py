@@ -64,7 +64,13 @@ def measurement_text(
 
 
 def number_text(value: float, digits: int | None) -> str:
-    return f"{value:g}" if digits is None else f"{value:.{digits}f}"
+    """
+    >>> number_text(7.5, None), number_text(-0.26, 1), number_text(-0.001, 2)
+    ('7.5', '-0.3', '0.00')
+    """
+    if digits is None:
+        return f"{value:g}"
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0 removes the sign of -0.0
 
 
 def measurement_label(measured: Measurement) -> str:
