@@ -25,8 +25,8 @@ from deepcontrol.workbench.studyfolder import Line, Metric, Panel
 from tests.workbench.report.conftest import make_run
 
 
-def test_a_line_keeps_its_color_in_a_png(tmp_path: Path) -> None:
-    """However few of its pixels there are beside the others' shades."""
+def test_png_keeps_line_colors(tmp_path: Path) -> None:
+    """Colors of few pixels must survive the reduction to 256 colors."""
     with drawing(8, 8) as figure:
         axes = figure.subplots()
         for i in range(60):
@@ -44,13 +44,13 @@ def test_a_line_keeps_its_color_in_a_png(tmp_path: Path) -> None:
         assert nearest <= 12, color
 
 
-def test_the_lowest_chart_of_each_column_has_its_epochs() -> None:
+def test_lowest_chart_of_each_column_has_epoch_labels() -> None:
     names = [f"layer.{i}" for i in range(5)]
     values = {statistic: np.ones((5, 3)) for statistic in STATISTICS}
     figure = draw_multiples(Track(names, [0, 1, 2], values), "lambda", 1.0, columns=3)
     charts = [axes for axes in figure.axes if axes.get_title(loc="left") or axes.get_title()]
     numbered = [axes.xaxis.get_tick_params()["labelbottom"] for axes in charts]
-    assert numbered == [False, False, True, True, True]  # of the third column it is the first
+    assert numbered == [False, False, True, True, True]  # the third column has one chart
 
 
 @pytest.fixture
@@ -63,20 +63,20 @@ def cut(run: Run, epoch: int, diverged: bool) -> Run:
     return replace(run, metrics=kept, diverged=epoch + 1 if diverged else None)
 
 
-def test_a_run_that_ended_early_does_not_end_the_mean(whole: Run) -> None:
+def test_mean_continues_after_a_run_diverged(whole: Run) -> None:
     axes = Figure().subplots()
     runs = [whole, cut(whole, 1, diverged=True), cut(whole, 0, diverged=True)]
     axes.set_ylim(0, 1)
     assert draw_line(axes, "AGC", runs, "val_error", "#123456") == whole.epochs_done
     (mean,) = [drawn for drawn in axes.lines if drawn.get_label() == "AGC (3 seeds, 2 diverged)"]
     assert list(mean.get_xdata()) == list(range(1, whole.epochs_done + 1))
-    # At the epochs in which they diverged, and at the top: the errors are above it, or not known.
+    # Crosses mark the epochs of divergence, at the top: the errors exceed the axis or are unknown.
     (crosses,) = [drawn for drawn in axes.lines if drawn.get_marker() == "x"]
     assert list(crosses.get_xdata()) == [2, 1]
     assert list(crosses.get_ydata()) == pytest.approx([0.96, 0.96])
 
 
-def test_where_all_diverged_the_legend_shows_a_cross(whole: Run) -> None:
+def test_legend_shows_a_cross_if_all_runs_diverged(whole: Run) -> None:
     axes = Figure().subplots()
     draw_line(axes, "AGC", [cut(whole, 1, diverged=True)] * 2, "val_error", "#123456")
     (handle,), (label,) = axes.get_legend_handles_labels()
@@ -97,7 +97,7 @@ def panel(letter: str, metric: Metric = "val_error", runs: Sequence[str] = ()) -
     return Panel(letter, "", metric, (Line("AGC", tuple(runs)),))
 
 
-def test_spikes_leave_the_axis_and_neighbors_share_it(whole: Run) -> None:
+def test_axis_excludes_spikes_and_is_shared_in_a_row(whole: Run) -> None:
     high = with_errors(whole, [0.5] * 50 + [0.3, 0.2] * 50 + [0.9])
     low = with_errors(whole, [0.1] * 150)
     runs = {"a": high, "b": low, "c": low}
@@ -117,13 +117,13 @@ def test_spikes_leave_the_axis_and_neighbors_share_it(whole: Run) -> None:
     assert len(set(paired_ranges(losses, runs).values())) == 2
 
 
-def test_legends(whole: Run) -> None:
+def test_legend_counts_seeds(whole: Run) -> None:
     gone = cut(whole, 0, diverged=True)
     texts = [seeds_text(runs) for runs in ([], [whole], [gone], [whole, whole])]
     assert texts == [": not run", "", " (diverged)", " (2 seeds)"]
 
 
-def test_an_odd_panel_has_a_row_to_itself(whole: Run) -> None:
+def test_odd_number_of_panels(whole: Run) -> None:
     runs = {"whole": whole}
     panels = [panel(letter, runs=["whole"]) for letter in "abc"]
     figure = draw_figure(panels, runs, own_ranges(panels, runs), "subtitle")

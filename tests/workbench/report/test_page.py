@@ -1,4 +1,4 @@
-"""`deepcontrol report` on runs: the page is self-contained and escaped."""
+"""`deepcontrol report` on runs: the page is self-contained, escaped, and starts with pictures."""
 
 import base64
 import re
@@ -15,7 +15,7 @@ from tests.workbench.report.conftest import make_run
 
 
 class Tags(HTMLParser):
-    """The tags of a page with their attributes, and its text."""
+    """Parse a page into its tags with attributes, and its text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ def report(*runs: Path, out: Path) -> Tags:
     return Tags((out / "index.html").read_text())
 
 
-def test_the_page_holds_its_pictures(tmp_path: Path) -> None:
+def test_pictures_are_embedded(tmp_path: Path) -> None:
     page = report(make_run(tmp_path / "a"), make_run(tmp_path / "b", norm="bn"), out=tmp_path / "o")
     kinds = [source.split(";")[0] for source in page.sources()]
     svg, jpeg = "data:image/svg+xml", "data:image/jpeg"
-    # Curves; of a: lambda twice, the rest, two samples; of b: no lambda.
-    assert kinds == [svg, svg, svg, svg, jpeg, jpeg, svg, jpeg, jpeg]
+    # Error and loss; run a: lambda twice, the rest, two samples; run b: no lambda.
+    assert kinds == [svg, svg, *[svg, svg, svg, jpeg, jpeg], *[svg, jpeg, jpeg]]
     for source in page.sources():
         content = base64.b64decode(source.split(",", 1)[1])
         assert content.startswith((b"<?xml", b"\xff\xd8"))
@@ -54,6 +54,14 @@ def test_the_page_holds_its_pictures(tmp_path: Path) -> None:
     assert links == ["#run-1", "#run-2"]
     assert "37.50" in page.text
     assert "25.00" in page.text
+
+
+def test_curves_come_before_the_table(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name) for name in ("a", "b")]
+    page = report(*runs, out=tmp_path / "o")
+    tags = [tag for tag, _ in page.found]
+    assert tags.index("img") < tags.index("table")
+    assert "The lowest validation error is 25.00% after epoch 2, by a." in page.text
 
 
 def test_nothing_is_fetched(tmp_path: Path) -> None:
@@ -80,7 +88,7 @@ def test_any_name_can_be_drawn(tmp_path: Path) -> None:
     assert name in report(folder, out=tmp_path / "o").text
 
 
-def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+def test_run_without_epochs(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", epochs=0)
     for picture in (folder / "samples").iterdir():
         picture.unlink()
@@ -92,7 +100,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     assert "there is no layers.jsonl" in report(folder, out=tmp_path / "o").text
 
 
-def test_a_broken_picture_is_named(tmp_path: Path) -> None:
+def test_unreadable_picture_is_noted(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     (folder / "samples" / "epoch-0003.png").write_text("no picture")
     page = report(folder, out=tmp_path / "o")
@@ -100,7 +108,7 @@ def test_a_broken_picture_is_named(tmp_path: Path) -> None:
     assert sum(source.startswith("data:image/jpeg") for source in page.sources()) == 1
 
 
-def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
+def test_page_is_deterministic(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     pages = []
     for out in (tmp_path / "o", tmp_path / "p"):
@@ -109,7 +117,7 @@ def test_the_same_runs_make_the_same_page(tmp_path: Path) -> None:
     assert pages[0] == pages[1]
 
 
-def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "o"
     page = report(make_run(tmp_path / "a"), tmp_path / "gone", out=out)
     assert "gone is not a run folder" in page.text
@@ -120,13 +128,13 @@ def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "no run folder given" in capsys.readouterr().err
 
 
-def test_many_runs_can_be_told_apart() -> None:
+def test_line_styles_differ() -> None:
     styles = {line_style(i) for i in range(len(COLORS) * len(DASHES))}
     assert len(styles) == len(COLORS) * len(DASHES)
 
 
 def test_torch_is_not_imported() -> None:
-    """By the report's own files: a page can be made where the library's torch is a stub."""
+    """The report package must not import torch. The library does, so a stub replaces it."""
     script = """
 import sys, types
 stub = types.ModuleType("deepcontrol")

@@ -41,7 +41,7 @@ def test_no_layer_records(tmp_path: Path) -> None:
     assert track(read_run(folder), "gain") is None
 
 
-def test_summaries(tmp_path: Path) -> None:
+def test_table_of_runs(tmp_path: Path) -> None:
     first = make_run(tmp_path / "first")
     second = make_run(tmp_path / "second", epochs=1, norm="bn", batch_size=1)
     third = make_run(tmp_path / "third", epochs=1)

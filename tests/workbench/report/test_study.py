@@ -1,4 +1,4 @@
-"""A study's page from made-up runs, for both formats of study.json."""
+"""The page of a study, from made-up runs, for both formats of study.json."""
 
 import json
 from collections.abc import Callable
@@ -162,7 +162,7 @@ def make_format_1(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-# A study's maker, its numbers, rule and learning rates as text.
+# Function that writes the study; unit and rule as the page shows them.
 FORMATS = (
     (make_format_1, "%", "differences within 1 points of 0"),
     (make_study, "% (n=3)", "difference within 1 point of 0"),
@@ -170,9 +170,7 @@ FORMATS = (
 
 
 @pytest.mark.parametrize(("make", "unit", "rule"), FORMATS)
-def test_the_page_of_a_study(
-    tmp_path: Path, make: Callable[[Path], Path], unit: str, rule: str
-) -> None:
+def test_study_page(tmp_path: Path, make: Callable[[Path], Path], unit: str, rule: str) -> None:
     folder = make(tmp_path / "study")
     assert main(["report", str(folder)]) == 0
     page = Tags((folder / "index.html").read_text())
@@ -180,7 +178,10 @@ def test_the_page_of_a_study(
     svg, jpeg = "data:image/svg+xml", "data:image/jpeg"
     assert kinds == [svg] * (8 + 3) + [svg] * 2 + [jpeg]  # panels, lambda, a picture
     alts = [attributes.get("alt") for tag, attributes in page.found if tag == "img"]
-    assert alts[7:9] == ["Panel h of figure 1: title h", "Panel a of figure 2: beside a"]
+    letters = "abcefghd"  # panel d has no runs and is folded
+    assert alts[:8] == [f"Panel {letter} of figure 1: title {letter}" for letter in letters]
+    assert alts[8] == "Panel a of figure 2: beside a"
+    assert "1 panel with missing runs" in page.text
     for text in (
         "1 reproduced", "1 not reproduced", "1 undecided", "3 of 4 runs finished",
         "camvid at 256x512, 150 epochs, up to 2 seeds", f"AGC: 9.90 ± 0.10 {unit}",
@@ -203,7 +204,7 @@ def test_the_page_of_a_study(
     ) in table
 
 
-def test_changed_epochs_are_shown(tmp_path: Path) -> None:
+def test_changed_epochs_are_noted(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", preset_epochs=300)
     assert main(["report", str(folder)]) == 0
     for name in ("index.html", "verdicts.md"):
@@ -211,7 +212,7 @@ def test_changed_epochs_are_shown(tmp_path: Path) -> None:
         assert "150 epochs instead of 300, up to 2 seeds" in text
 
 
-def test_a_study_without_runs(tmp_path: Path) -> None:
+def test_study_without_runs(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", runs=(), pictured=(), lambda_run=None, figure2=())
     assert main(["report", str(folder), "--out", str(tmp_path / "page")]) == 0
     page = Tags((tmp_path / "page" / "index.html").read_text())
@@ -231,7 +232,7 @@ BROKEN = (
 
 @pytest.mark.parametrize("make", [make_format_1, make_study])
 @pytest.mark.parametrize("changes", [*BROKEN, {"panels": None, "figure1": None}])
-def test_a_broken_study_is_one_error_line(
+def test_unreadable_study_is_one_error_line(
     tmp_path: Path, make: Callable[[Path], Path], changes: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make(tmp_path / "study")

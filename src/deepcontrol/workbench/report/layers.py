@@ -122,6 +122,11 @@ def _reach(tables: Sequence[Values]) -> float:
     return max(LEAST_RANGE, float(np.nanquantile(values, 0.98)))
 
 
+def _widen(limits: tuple[float, float], start: float) -> tuple[float, float]:
+    """Widen the limits of an axis to the least range around the initial value."""
+    return min(limits[0], start - LEAST_RANGE), max(limits[1], start + LEAST_RANGE)
+
+
 def departure(track: Track, start: float) -> Values:
     """Return the largest distance of 90% of a layer's filters to `start`: (layers, epochs)."""
     return np.maximum(np.abs(track.values["q05"] - start), np.abs(track.values["q95"] - start))
@@ -229,6 +234,7 @@ def draw_spread(axes: Axes, track: Track, start: float) -> None:
     ):
         axes.hlines(rows, last[low], last[high], linewidth=width, color=color)
     axes.plot(last["q50"], rows, linestyle="", marker="|", markersize=8, color=INK)
+    axes.set_xlim(*_widen(axes.get_xlim(), start))
     axes.set_xlabel("all, 90%, 50%, median")
     axes.grid(axis="x", alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -247,6 +253,7 @@ def draw_multiples(track: Track, symbol: str, start: float, columns: int = 7) ->
                 axes.tick_params(labelbottom=lowest)
             else:
                 axes.set_axis_off()
+        grid[0, 0].set_ylim(*_widen(grid[0, 0].get_ylim(), start))  # of all, since they share it
         figure.supxlabel("epoch", fontsize=8)
         figure.supylabel(symbol, fontsize=8)
     return figure

@@ -12,16 +12,20 @@ from typing import Any
 import jinja2
 
 from ..runfolder import Run
-from ..studyfolder import FIGURES, PAGE, VERDICT_TABLE, VERDICTS, Cell, Study, StudyRuns
+from ..studyfolder import FIGURES, PAGE, VERDICT_TABLE, VERDICTS, Cell, Panel, Study, StudyRuns
 from . import text
 from .figures import (
+    Ranges,
     data_uri,
-    draw_curves,
+    draw_error,
     draw_figure,
+    draw_final_errors,
+    draw_loss,
     draw_one,
     line_style,
     own_ranges,
     paired_ranges,
+    runs_of,
     save_figure,
 )
 from .layers import (
@@ -36,7 +40,15 @@ from .layers import (
     track_open,
 )
 from .pictures import first_and_last, picture_uri
-from .summary import differing, in_common, summarize
+from .summary import (
+    ABOUT_AGC,
+    differing,
+    final_errors,
+    in_common,
+    runs_summary,
+    study_summary,
+    summarize,
+)
 
 INITIAL = {"mean_scale": 1.0, "gain": 1.0, "bias": 0.0}  # lambda, gamma and beta
 OUTCOMES = dict(zip(VERDICTS, ("holds", "fails", "is undecided"), strict=True))  # of a check
@@ -88,7 +100,9 @@ def write_page(runs: Sequence[Run], refused: Sequence[str], folder: Path) -> Pat
         common=in_common(runs),
         summaries=summarize(runs),
         sections=sections(runs),
-        curves=data_uri(draw_curves(runs)),
+        summary=runs_summary(runs),
+        error=data_uri(draw_error(runs)),
+        loss=data_uri(draw_loss(runs)),
     )
 
 
@@ -153,8 +167,7 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
     """Write index.html, figures/ and verdicts.md of a study; return the page's path."""
     out.mkdir(parents=True, exist_ok=True)
     lambdas = write_figures(study, runs, out / FIGURES)
-    range_1 = paired_ranges(study.figure1, runs.found)
-    range_2 = own_ranges(study.figure2, runs.found)
+    errors = final_errors(study, runs)
     (out / VERDICT_TABLE).write_text(text.verdicts_markdown(study) + "\n", encoding="utf-8")
     return _render(
         "study.html",
@@ -164,8 +177,11 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
         outcomes=OUTCOMES,
         lrs=sorted({cell.lr for cell in study.grid}),
         grid=grid_rows(study),
-        figure1=[(p, data_uri(draw_one(p, runs.found, range_1[p.letter]))) for p in study.figure1],
-        figure2=[(p, data_uri(draw_one(p, runs.found, range_2[p.letter]))) for p in study.figure2],
+        about_agc=ABOUT_AGC,
+        summary=study_summary(study, errors),
+        errors=data_uri(draw_final_errors(errors)) if errors else None,
+        figure1=draw_panels(study.figure1, runs, paired_ranges(study.figure1, runs.found)),
+        figure2=draw_panels(study.figure2, runs, own_ranges(study.figure2, runs.found)),
         lambdas=lambdas,
         pictures=study_pictures(study, runs),
         rows=[
@@ -174,6 +190,24 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
         ],
         about=about(runs),
     )
+
+
+def draw_panels(
+    panels: Sequence[Panel], runs: StudyRuns, ranges: Ranges
+) -> dict[str, list[tuple[Panel, str]]]:
+    """Return each panel with its data URI, sorted into "complete" and "incomplete".
+
+    A panel is a comparison and needs two lines with runs. If no panel has two yet, those with one
+    count as complete.
+    """
+    lines = {p.letter: sum(bool(runs_of(line, runs.found)) for line in p.lines) for p in panels}
+    needed = min(2, max(lines.values(), default=0)) or 1
+    found: dict[str, list[tuple[Panel, str]]] = {"complete": [], "incomplete": []}
+    for panel in panels:
+        picture = data_uri(draw_one(panel, runs.found, ranges[panel.letter]))
+        group = "complete" if lines[panel.letter] >= needed else "incomplete"
+        found[group].append((panel, picture))
+    return found
 
 
 def write_figures(study: Study, runs: StudyRuns, folder: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-MAX_WIDTH, MIN_WIDTH = 1600, 800  # pixels
+MAX_WIDTH, MIN_WIDTH = 1200, 800  # pixels; a page shows two pictures side by side
 
 
 def first_and_last(samples: Sequence[tuple[int, Path]]) -> list[tuple[int, Path]]:

@@ -1,10 +1,167 @@
-"""The table of runs: their settings and results."""
+"""Summaries: a study in one paragraph, and runs as the rows of a table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..runfolder import Row, Run
-from .text import duration_text, percent, setting_text
+from ..runfolder import Row, Run, finite_number
+from ..studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns
+from .text import (
+    DATA_NAMES,
+    NORM_NAMES,
+    count_verdicts,
+    duration_text,
+    join_words,
+    percent,
+    setting_text,
+)
+
+# A study
+
+ABOUT_AGC = (
+    "AGC (automatic gain control) replaces batch normalization. Each filter subtracts lambda times "
+    "the mean of its own feature map and multiplies the rest by gamma; both are learned. Nothing "
+    "is averaged over the batch, so AGC should train equally well at every batch size."
+)
+
+FinalErrors = dict[str, dict[int, Measurement]]  # by norm and batch size
+
+
+def final_errors(study: Study, runs: StudyRuns) -> FinalErrors:
+    """Return SegNet's final error by norm and batch size, at the paper's learning rates.
+
+    They are the lines of the panels that compare batch sizes: one norm, and a learning rate
+    proportional to the batch size. Arms without a finished run are left out.
+    """
+    found: FinalErrors = {}
+    for panel in (*study.figure1, *study.figure2):
+        norm, errors = _compare_batches(panel, study, runs)
+        if errors and norm not in found:
+            found[norm] = dict(sorted(errors.items()))
+    return {norm: found[norm] for norm in NORM_NAMES if norm in found}
+
+
+def _compare_batches(
+    panel: Panel, study: Study, runs: StudyRuns
+) -> tuple[str, dict[int, Measurement]]:
+    """Return norm and final errors of a panel, which are empty if it compares anything else."""
+    errors: dict[int, Measurement] = {}
+    kinds = set()
+    lines = [(line, run) for line in panel.lines if (run := _first_run(line, runs))]
+    for line, run in lines:
+        batch, lr = run.config.get("batch_size"), finite_number(run.config.get("lr"))
+        if not isinstance(batch, int) or batch < 1 or lr is None or batch in errors:
+            return "", {}
+        kinds.add((str(run.config.get("model")), str(run.config.get("norm")), round(lr / batch, 9)))
+        try:
+            errors[batch] = study.measurement(line.runs[0].rpartition("-s")[0], "final error")
+        except KeyError:
+            return "", {}
+    if len(errors) < 2 or len(kinds) != 1:
+        return "", {}
+    model, norm, _ = kinds.pop()
+    measured = {batch: error for batch, error in errors.items() if error.n}
+    return (norm, measured) if model == "segnet" and norm in NORM_NAMES else ("", {})
+
+
+def _first_run(line: Line, runs: StudyRuns) -> Run | None:
+    return next((run for name in line.runs if (run := runs.get(name))), None)
+
+
+def study_summary(study: Study, errors: FinalErrors) -> str:
+    """Summarize a study in a few sentences: errors, time and memory, and the verdicts."""
+    sentences = [*_error_sentences(study, errors), _speed_sentence(study), _verdict_sentence(study)]
+    return " ".join(filter(None, sentences))
+
+
+def _error_sentences(study: Study, errors: FinalErrors) -> list[str]:
+    """Return the final errors in one sentence, then divergence, then the batch size's influence."""
+    parts: list[str] = []
+    diverged: list[str] = []
+    listed: list[int] = []  # the batch sizes that the sentence named last
+    for norm, by_batch in errors.items():
+        name = NORM_NAMES[norm]
+        means = {batch: error.mean for batch, error in by_batch.items() if error.mean is not None}
+        if means:
+            values = join_words([f"{mean:.1f}" for mean in means.values()])
+            part = f"{name} at {values}%" if parts else f"{name} ends at {values}% wrong pixels"
+            if listed != list(means):
+                listed = list(means)
+                part += (
+                    f" at batch size{'s' * (len(means) > 1)} {join_words(list(map(str, means)))}"
+                )
+            parts.append(part)
+        diverged += [
+            f"{name} diverged in {error.diverged} of {error.n} runs at batch size {batch}."
+            for batch, error in by_batch.items()
+            if error.diverged
+        ]
+    if not parts:
+        return diverged
+    return [f"{_training_text(study)}: {'; '.join(parts)}.", *diverged, _range_sentence(errors)]
+
+
+def _range_sentence(errors: FinalErrors) -> str:
+    """Say by how much each norm's error depends on the batch size."""
+    ranges = []
+    for norm, by_batch in errors.items():
+        means = [error.mean for error in by_batch.values() if error.mean is not None]
+        if len(means) > 1 and len(means) == len(by_batch):
+            ranges.append(f"{max(means) - min(means):.1f} points with {NORM_NAMES[norm]}")
+    if len(ranges) < 2:
+        return ""
+    return f"Between the batch sizes, the error differs by {join_words(ranges)}."
+
+
+def _training_text(study: Study) -> str:
+    """Return "SegNet on CamVid, 150 epochs"."""
+    p = study.protocol
+    width = f" at {100 * p.width:.0f}% of its width" if p.width != 1 else ""
+    data = DATA_NAMES.get(p.data, p.data)
+    images = f"{p.train_limit} images of {data}" if p.train_limit else data
+    if p.train_limit and p.data == "streets":
+        images = f"{p.train_limit} {data}"
+    return f"SegNet{width} on {images}, {p.epochs} epochs"
+
+
+def _speed_sentence(study: Study) -> str:
+    """Compare time and memory of a training step, if the benchmark measured both norms."""
+    parts = []
+    for measure, words in (
+        ("step time", "a training step takes {0:.1f} ms with AGC and {1:.1f} ms with BatchNorm"),
+        ("activation memory", "the activations take {0:.1f} and {1:.1f} GiB"),
+    ):
+        try:
+            agc, bn = (study.measurement(norm, measure).mean for norm in ("agc", "bn"))
+        except KeyError:
+            continue
+        if agc is not None and bn is not None:
+            scale = 1 / 1024 if measure == "activation memory" else 1.0
+            parts.append(words.format(agc * scale, bn * scale))
+    if len(parts) < 2:
+        return ""
+    return f"On the benchmark's GPU at batch size 8, {parts[0]}, and {parts[1]}."
+
+
+def _verdict_sentence(study: Study) -> str:
+    """Return "Of the paper's 24 claims, 10 are reproduced, 6 are not and 8 are undecided."."""
+    ours = [claim for claim in study.claims if claim.beyond_paper]
+    paper = [claim for claim in study.claims if not claim.beyond_paper]
+    sentences = []
+    if paper:
+        plural = "s" * (len(paper) > 1)
+        sentences.append(f"Of the paper's {len(paper)} claim{plural}, {_verdict_words(paper)}.")
+    if ours:
+        plural = "s" * (len(ours) > 1)
+        sentences.append(f"Of {len(ours)} claim{plural} beyond the paper, {_verdict_words(ours)}.")
+    return " ".join(sentences)
+
+
+def _verdict_words(claims: Sequence[ClaimResult]) -> str:
+    counts = count_verdicts(claims).items()
+    return join_words([f"{n} {'is' if n == 1 else 'are'} {verdict}" for verdict, n in counts])
+
+
+# Runs
 
 HIDDEN = ("out", "workers", "save_steps", "sample_epochs")  # have no influence on the results
 ALWAYS = ("model", "norm", "batch_size")  # shown even if all runs agree
@@ -40,6 +197,19 @@ def in_common(runs: Sequence[Run]) -> Row:
     """Return the settings that all runs share."""
     different = {*differing(runs), *HIDDEN}
     return {k: setting_text(v) for k, v in runs[0].config.items() if k not in different}
+
+
+def runs_summary(runs: Sequence[Run]) -> str:
+    """Return a sentence on the run with the lowest validation error; "" if none has an error."""
+    errors = [(min(values), run) for run in runs if (values := run.series("val_error")[1])]
+    if not errors:
+        return ""
+    lowest, run = min(errors, key=lambda pair: pair[0])
+    epochs, values = run.series("val_error")
+    at = f"{percent(lowest)}% after epoch {epochs[values.index(lowest)]}"
+    if len(runs) == 1:
+        return f"The lowest validation error is {at}."
+    return f"The lowest validation error is {at}, by {run.name}."
 
 
 def summarize(runs: Sequence[Run]) -> list[Summary]:

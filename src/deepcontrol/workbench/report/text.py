@@ -19,13 +19,25 @@ from ..studyfolder import (
 )
 
 GROUPS = (*VERDICTS, "beyond the paper")
+NORM_NAMES = {"agc": "AGC", "bn": "BatchNorm", "gn": "GroupNorm"}
+DATA_NAMES = {"camvid": "CamVid", "cityscapes": "Cityscapes", "streets": "synthetic street scenes"}
+
+
+def join_words(words: Sequence[str]) -> str:
+    """
+    >>> join_words(["1", "4", "8"]), join_words(["1", "4"]), join_words(["1"])
+    ('1, 4 and 8', '1 and 4', '1')
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 # Measurements
 
 
-def measurement_text(measured: Measurement, with_n: bool = True, with_unit: bool = True) -> str:
-    """Format a measurement.
+def measurement_text(
+    measured: Measurement, with_n: bool = True, with_unit: bool = True, with_std: bool = True
+) -> str:
+    """Format a measurement: mean ± standard deviation, unit and number of seeds.
 
     >>> both = Measurement(measure="", arm="", label="", unit="%", values=(9.5, 10.5))
     >>> measurement_text(both), measurement_text(both, with_n=False)
@@ -44,13 +56,21 @@ def measurement_text(measured: Measurement, with_n: bool = True, with_unit: bool
     unit = f" {measured.unit}" if measured.unit and with_unit else ""
     if measured.source == "benchmark":
         return f"{number_text(measured.mean, measured.digits)}{unit}"
-    std = "" if measured.std is None else f" ± {number_text(measured.std, measured.digits)}"
+    std = ""
+    if with_std and measured.std is not None:
+        std = f" ± {number_text(measured.std, measured.digits)}"
     n = f" (n={measured.n})" if with_n else ""
     return f"{number_text(measured.mean, measured.digits)}{std}{unit}{n}"
 
 
 def number_text(value: float, digits: int | None) -> str:
-    return f"{value:g}" if digits is None else f"{value:.{digits}f}"
+    """
+    >>> number_text(7.5, None), number_text(-0.26, 1), number_text(-0.001, 2)
+    ('7.5', '-0.3', '0.00')
+    """
+    if digits is None:
+        return f"{value:g}"
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0 removes the sign of -0.0
 
 
 def measurement_label(measured: Measurement) -> str:
@@ -151,6 +171,49 @@ def check_found(check: CheckResult) -> str:
     return f"{estimate} (90% interval {low} to {high}, {seeds})"
 
 
+def deciding_checks(claim: ClaimResult) -> list[CheckResult]:
+    """Return the checks that lead to the claim's verdict: one failed check fails a claim."""
+    return [check for check in claim.checks if check.verdict == claim.verdict]
+
+
+def deciding_values(claim: ClaimResult) -> tuple[str, list[tuple[str, str]]]:
+    """Return the deciding measure, and a short label and the mean of each arm."""
+    operands = [operand for check in deciding_checks(claim) for operand in check.operands]
+    shown = [m for m in claim.measurements if m in operands] or list(claim.measurements)
+    if not shown:
+        return "", []
+    shown = [measured for measured in shown if measured.measure == shown[0].measure]
+    labels = short_labels([measurement_label(measured) for measured in shown])
+    texts = [measurement_text(measured, with_n=False, with_std=False) for measured in shown]
+    return shown[0].measure, list(zip(labels, texts, strict=True))
+
+
+def short_labels(labels: Sequence[str]) -> list[str]:
+    """Shorten labels to the parts in which they differ.
+
+    The learning rate is left out too if it depends only on the batch size.
+
+    >>> short_labels(["AGC, batch 1, lr 0.02", "AGC, batch 4, lr 0.08"])
+    ['batch 1', 'batch 4']
+    >>> short_labels(["AGC, batch 4, lr 0.08", "AGC, batch 4, lr 0.16, unit init"])
+    ['lr 0.08', 'lr 0.16, unit init']
+    >>> short_labels(["AGC, batch 4, lr 0.08", "AGC, batch 4, lr 0.08, unit init"])
+    ['default', 'unit init']
+    >>> short_labels(["AGC, batch 4, lr 0.08"])
+    ['']
+    """
+    if len(labels) < 2:
+        return [""] * len(labels)
+    parts = [label.split(", ") for label in labels]
+    lrs = [tuple(part for part in each if part.startswith("lr ")) for each in parts]
+    batches = [tuple(part for part in each if part.startswith("batch ")) for each in parts]
+    shared = set.intersection(*map(set, parts))
+    if len(set(zip(batches, lrs, strict=True))) == len(set(batches)):
+        shared.update(*lrs)
+    kept = (", ".join(part for part in each if part not in shared) for each in parts)
+    return [label or "default" for label in kept]
+
+
 # Studies
 
 
@@ -167,15 +230,15 @@ def grouped_claims(study: Study) -> dict[str, list[ClaimResult]]:
     return {group: claims for group, claims in groups.items() if claims}
 
 
-def count_verdicts(study: Study) -> dict[Verdict, int]:
+def count_verdicts(claims: Sequence[ClaimResult]) -> dict[Verdict, int]:
     """Count the claims of each verdict, without zeros."""
-    counts = Counter(claim.verdict for claim in study.claims)
+    counts = Counter(claim.verdict for claim in claims)
     return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
 
 def counts_text(study: Study) -> str:
     """Return "17 reproduced, 7 not reproduced, 11 undecided"."""
-    return ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(study).items())
+    return ", ".join(f"{n} {verdict}" for verdict, n in count_verdicts(study.claims).items())
 
 
 def finished_text(study: Study) -> str:
