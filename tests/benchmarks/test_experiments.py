@@ -124,7 +124,7 @@ def test_lambda_has_its_own_learning_rate(
     means = {float(r["lambda_mean"]) for r in moved}
     assert max(abs(mean - 0.5) for mean in means) > 1e-3
     assert all(map(math.isfinite, means))
-    assert "rate_times 0.0: lambda at half depth 0.50" in capsys.readouterr().out
+    assert "rate_times 0.0: lambda, half depth 0.50" in capsys.readouterr().out
     errors = {r["seed"]: r["val_error"] for r in fixed}
     assert errors["0"] != errors["1"]
     again = rows_of("lambda_start", *words, *times, patch=monkeypatch)
