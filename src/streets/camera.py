@@ -22,7 +22,7 @@ class Camera:
     """A pinhole camera that looks along the road.
 
     The road may bend: the bend moves every point sideways by a quadratic in z, so a curved
-    street needs no geometry of its own.
+    street needs no separate geometry.
     """
 
     rows: int

@@ -223,7 +223,7 @@ _FOLDED: dict[type[_AGCConv], type[_FoldedConv]] = {
 
 
 def _can_fold(module: nn.Module) -> TypeGuard[_AGCConv]:
-    """Whether a module is one of the AGCConv classes with its forward not overridden."""
+    """Return whether a module is an AGCConv that does not override forward."""
     return type_before_parametrizations(module) in _FOLDED and "forward" not in vars(module)
 
 

@@ -265,7 +265,7 @@ def paper_parameters(norm: _BatchNorm, lam: float) -> AGCParameters:
 
 
 def has_zero_gamma(norm: _BatchNorm) -> bool:
-    """Whether gamma is 0 in all channels: residual branches start as their shortcut that way."""
+    """Return whether all of gamma is 0, as in a zero-initialized residual branch."""
     gamma = norm.weight
     return gamma is not None and not gamma.is_meta and not gamma.any()
 

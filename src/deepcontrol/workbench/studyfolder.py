@@ -9,8 +9,8 @@
 `deepcontrol reproduce` fills these dataclasses with numbers. The report, the terminal tables and
 results/readme.py format them (report/text.py). This module does not import torch.
 
-A study folder may come from somebody else: a value of the wrong type is an error, and a run is
-looked up by its plain name only.
+Study folders are untrusted input: a value of the wrong type is an error, and a run is looked up by
+its plain name only.
 """
 
 import dataclasses
@@ -205,8 +205,8 @@ class Study:
     figure1: tuple[Panel, ...]
     figure2: tuple[Panel, ...] = ()
     runs: tuple[Entry, ...]
-    pictured: tuple[str, ...] = ()  # runs whose sample pictures are shown
-    lambda_run: str | None = None  # run whose lambda is drawn
+    pictured: tuple[str, ...] = ()  # runs with sample pictures on the page
+    lambda_run: str | None = None  # run in the chart of lambda
 
     def claim(self, claim_id: str) -> ClaimResult:
         """Return the claim with this id, or raise KeyError."""
@@ -237,7 +237,7 @@ class StudyRuns:
 
     def __init__(self, folder: Path, study: Study) -> None:
         self.found: dict[str, Run] = {}
-        self.errors: dict[str, str] = {}  # of folders that exist and cannot be read
+        self.errors: dict[str, str] = {}  # for existing folders that cannot be read
         for entry in study.runs:
             run = folder / RUNS / entry.name
             try:
@@ -281,7 +281,7 @@ def read_study(folder: Path) -> Study:
     """Read study.json of format 1 or 2.
 
     Raises:
-        ValueError: there is no study, or its content is not as expected.
+        ValueError: There is no study, or its content is not as expected.
     """
     with _readable(folder):
         return _load(Study, _read_content(folder), "study")
@@ -352,7 +352,7 @@ def _load(kind: type[T], value: Any, where: str) -> T:
     """Convert JSON data to a dataclass and check each value's type.
 
     Raises:
-        ValueError: a value is missing or has another type.
+        ValueError: A value is missing or has another type.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {_short(value)}; expected an object")

@@ -139,7 +139,7 @@ def measure_max_batch(case: Case, steps: int) -> list[Row]:
 
 
 def fits(case: Case) -> bool:
-    """Check whether a case trains within the memory limit; frees its memory."""
+    """Return whether a case trains within the memory limit, and free its memory."""
     try:
         train_two_steps(case)
     except RuntimeError as error:  # cuDNN and cuBLAS have their own out-of-memory messages

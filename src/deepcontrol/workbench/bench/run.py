@@ -30,7 +30,7 @@ class Task:
 
 
 def run_bench(settings: Bench, console: Console) -> int:
-    """Run `deepcontrol bench`; returns the exit code."""
+    """Run `deepcontrol bench` and return the exit code."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not console.is_terminal:
         console.width = 120  # in a log, tables need not fit a screen
@@ -54,7 +54,7 @@ def default_out(settings: Bench, device: str) -> Path:
 
 
 def measure_all(settings: Bench, device: str, out: Path, console: Console) -> list[Row]:
-    """Measure the missing cases and write the CSV after each; returns all rows."""
+    """Measure the missing cases, write the CSV after each, and return all rows."""
     now = datetime.datetime.now(datetime.UTC)
     here = {**provenance(device), "source": source_hash(), "run": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
     console.print(f"Hardware: {here['hardware']}; torch {here['torch']}", highlight=False)
@@ -184,7 +184,7 @@ def log_line(row: Row) -> str:
 
 
 def draw_chart(rows: Sequence[Row], path: Path, console: Console) -> None:
-    """Draw the chart, or say how to get it where matplotlib is missing."""
+    """Draw the chart, or print how to get it if matplotlib is missing."""
     try:
         from .chart import draw
     except ModuleNotFoundError as error:

@@ -98,7 +98,8 @@ def _spans(length: int, core: int, stride: int, halo: int) -> list[tuple[Span, S
 
 
 def round_up(length: int, multiple: int) -> int:
-    """
+    """Round a length up to a multiple.
+
     >>> round_up(211, 32)
     224
     """
@@ -220,8 +221,8 @@ def core_logits(outputs: Any, tile: Tile) -> Tensor:
 def choose_tile_size(per_pixel: float, image: Size, stride: int, halo: int, free: int) -> Size:
     """Return the largest size of a core that fits in memory.
 
-    That is the whole image, or a square core whose window needs at most MEMORY_FRACTION of the
-    `free` bytes. A core is at least as wide as its halo, even if its window needs more.
+    That is the whole image, or a square core with a window that needs at most MEMORY_FRACTION of
+    the `free` bytes. A core is at least as wide as its halo, even if its window needs more.
     """
     pixels = MEMORY_FRACTION * free / per_pixel
     if math.prod(image) <= pixels:

@@ -24,7 +24,8 @@ DATA_NAMES = {"camvid": "CamVid", "cityscapes": "Cityscapes", "streets": "synthe
 
 
 def join_words(words: Sequence[str]) -> str:
-    """
+    """Join words with commas and "and".
+
     >>> join_words(["1", "4", "8"]), join_words(["1", "4"]), join_words(["1"])
     ('1, 4 and 8', '1 and 4', '1')
     """
@@ -64,7 +65,8 @@ def measurement_text(
 
 
 def number_text(value: float, digits: int | None) -> str:
-    """
+    """Format a number with this many decimals; None drops trailing zeros.
+
     >>> number_text(7.5, None), number_text(-0.26, 1), number_text(-0.001, 2)
     ('7.5', '-0.3', '0.00')
     """
@@ -103,7 +105,7 @@ def check_quantity(check: CheckResult) -> str:
 
 
 def check_region(check: CheckResult) -> str:
-    """Return the region of a check in words, such as "within 1 point of 0"."""
+    """Return the region of a check as text, such as "within 1 point of 0"."""
     return check.text.get("region") or region_text(check.low, check.high, check.unit)
 
 
@@ -118,7 +120,8 @@ def check_rule(check: CheckResult) -> str:
 
 
 def region_text(low: float | None, high: float | None, unit: str = "") -> str:
-    """
+    """Describe an open region with its unit.
+
     >>> region_text(-1, 1, "points"), region_text(2, None, "points"), region_text(0.6, 1)
     ('within 1 point of 0', 'above 2 points', 'between 0.6 and 1')
     """
@@ -139,7 +142,7 @@ def _with_unit(number: float, unit: str) -> str:
 
 
 def check_found(check: CheckResult) -> str:
-    """Return the estimate and its interval in words, or the reason why there is none."""
+    """Return the estimate and its interval as text, or why there is none."""
     if "found" in check.text:
         return check.text["found"]
     seeds = " and ".join(dict.fromkeys(str(operand.n) for operand in check.operands))
@@ -297,7 +300,8 @@ def percent(fraction: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """
+    """Format a duration in seconds, minutes or hours.
+
     >>> duration_text(59.4), duration_text(3600 * 30 + 61)
     ('59 s', '30:01 h')
     """

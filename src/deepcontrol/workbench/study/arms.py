@@ -50,7 +50,7 @@ class Arm:
 
     @property
     def variants(self) -> list[str]:
-        """Words for the settings that differ from the paper's.
+        """Descriptions of the settings that differ from the paper's.
 
         >>> agc(4, init="identity", fixed_gamma=1.0).variants
         ['identity init', 'gamma = 1']

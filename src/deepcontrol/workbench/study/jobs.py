@@ -31,7 +31,7 @@ from .measures import Curve, LayerLambda
 from .settings import Preset
 
 ATTEMPTS = 2
-POLL = 0.5  # seconds between two looks at the runs
+POLL = 0.5  # seconds between two polls of the runs
 
 
 # The plan
@@ -157,7 +157,7 @@ def finished_curve(job: Job) -> Curve | None:
     """Read the result of a run, or return None if the run is not finished.
 
     Raises:
-        ValueError: the run is finished but its files are incomplete.
+        ValueError: The run is finished but its files are incomplete.
     """
     if not progress(job).is_finished(job.config):
         return None
@@ -230,7 +230,7 @@ class Queue:
         jobs: The runs, in training order.
         logs: Folder of the processes' output.
         on_change: Called with an entry and a message for each change of state.
-        on_poll: Called with the queue after each look at the runs.
+        on_poll: Called with the queue after each poll of the runs.
         on_finish: Called with each finished job before another one starts.
         on_ended: Called with the queue whenever processes have ended.
         selected: Names of the jobs to train; None for all.

@@ -1,8 +1,7 @@
 """A study's evidence and its record: collect results, write study.json, pack the folder.
 
-A packed study holds everything that its verdicts rest on, and is small enough to commit. It is a
-study folder: judged again it comes to the same verdicts, and on another machine it can be
-continued.
+A packed study holds all evidence for its verdicts and is small enough to commit. It is a study
+folder: judging it again gives the same verdicts, and another machine can continue it.
 """
 
 import json
@@ -98,7 +97,7 @@ def existing_claims(out: Path, preset: Preset) -> set[str]:
     """Return the ids of the claims that a study folder already has.
 
     Raises:
-        ValueError: the folder holds a study with another protocol. Their runs must not mix.
+        ValueError: The folder holds a study with another protocol. Their runs must not mix.
     """
     outline = read_outline(out)
     if outline is None:
@@ -157,7 +156,7 @@ def _entries(queue: Queue) -> tuple[Entry, ...]:
 
 
 def shown_runs(jobs: Sequence[Job], preset: Preset) -> tuple[str | None, list[str]]:
-    """Return the run whose lambda is drawn, and those whose pictures are shown."""
+    """Return the run for the chart of lambda, and the runs for the sample pictures."""
 
     def first_seed(arm: Arm) -> list[str]:
         wanted = arm.scale_lr(preset.lr_scale)
@@ -174,7 +173,7 @@ def pack_settings(settings: Reproduce, folder: Path) -> Reproduce:
     """Return the settings of the packed study: its existing claims and the present ones.
 
     Raises:
-        ValueError: the folder holds another study.
+        ValueError: The folder holds another study.
     """
     existing = existing_claims(folder, settings.effective_preset)
     return replace(settings, out=folder).with_claims(existing)

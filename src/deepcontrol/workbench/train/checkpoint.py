@@ -6,8 +6,8 @@ A checkpoint is a folder of plain files:
     state.pt             optimizer, RNG states, position; loaded with weights_only=True
     digest.json          size and SHA-256 of the other two
 
-It is written beside its place, synced to the disk and renamed. At every moment an intact checkpoint
-exists: `last`, or `previous`, the one before. Checkpoints with wrong digests are skipped.
+It is written under a temporary name, synced to the disk and renamed. At every moment an intact
+checkpoint exists: `last`, or `previous`, the one before. Those with wrong digests are skipped.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ class Position:
 def snapshot(
     model: nn.Module, optimizer: torch.optim.Optimizer, position: Position, group: Group
 ) -> Checkpoint:
-    """Copy the state of a run to the CPU, so that training can go on while it is written.
+    """Copy the state of a run to the CPU, to be written while training continues.
 
     A collective call: each process has its own RNG state and, with FSDP, its own shards.
     """
@@ -90,7 +90,7 @@ def snapshot(
     }
     checkpoint = Checkpoint(_copy_to_cpu(unshard(model.state_dict())), state)
     if group.device.type == "cuda":
-        torch.cuda.synchronize(group.device)  # once for all copies
+        torch.cuda.synchronize(group.device)  # one synchronization for all copies
     return checkpoint
 
 
@@ -103,7 +103,7 @@ def restore(
     write outside its memory. Hyperparameters come from the configuration, not from the file.
 
     Raises:
-        CheckpointError: the checkpoint does not match the run.
+        CheckpointError: The checkpoint does not match the run.
     """
     state = checkpoint.state
     found = state.get("format") if isinstance(state, dict) else None
@@ -246,7 +246,7 @@ def load(folder: Path) -> Checkpoint:
     """Load a checkpoint after verifying its digests.
 
     Raises:
-        CheckpointError: a file is missing, damaged, or holds other types than tensors and numbers.
+        CheckpointError: A file is missing, damaged, or holds other types than tensors and numbers.
     """
     folder = _existing(folder)
     verify(folder)
@@ -423,7 +423,7 @@ class CheckpointWriter:
     def _write_all(self, before: Future[None] | None) -> None:
         try:
             if before is not None:
-                before.result()  # finished; raises an error that nobody has seen yet
+                before.result()  # finished; raises an error that is not reported yet
             while (queued := self._next()) is not None:
                 self._write(*queued)
         except BaseException:

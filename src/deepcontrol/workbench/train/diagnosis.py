@@ -22,8 +22,8 @@ def raise_if_not_finite(run: TrainingRun, status: GuardStatus | None = None) -> 
     All processes have the same status, so they repeat the step together to find the layer.
 
     Args:
-        run: the run.
-        status: the guard's status. None waits for the device and reads it.
+        run: The run.
+        status: The guard's status. None waits for the device and reads it.
     """
     status = run.guard_reader.wait() if status is None else status
     if not status.bad:

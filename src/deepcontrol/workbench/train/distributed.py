@@ -25,7 +25,7 @@ from ..hardware import hardware
 from .config import Train
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=30)  # the first process may have to decode the data set
+TIMEOUT = timedelta(minutes=30)  # the first process may have to decode the dataset
 
 
 # Device and precision
@@ -136,8 +136,8 @@ class Group:
         With them, the average over the processes is the mean over the whole batch.
 
         Args:
-            labels: labels of this process's images.
-            images: number of images in the whole batch.
+            labels: Labels of this process's images.
+            images: Number of images in the whole batch.
         """
         own = (labels != VOID).sum().double()
         total = self.sum_(own.clone()).clamp(min=1)

@@ -31,8 +31,8 @@ class LayerStats:
         """Return the statistics of each layer, in the order of the forward pass.
 
         Args:
-            images: this process's images. All processes return the same result.
-            group: the processes of the run.
+            images: This process's images. All processes return the same result.
+            group: The processes of the run.
             counted: False if this process only has a padding image.
         """
         return {

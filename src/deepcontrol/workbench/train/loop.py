@@ -27,7 +27,7 @@ def train(config: Train, console: Console) -> int:
     """Train or resume a run until its last epoch. Return the exit code.
 
     Raises:
-        ValueError, OSError, FaultError: the message explains the failure to the user.
+        ValueError, OSError, FaultError: The message explains the failure to the user.
     """
     configure_torch(config)
     with (

@@ -32,7 +32,7 @@ class Display:
     """Print lines, and show a live progress bar if the console is a terminal.
 
     Args:
-        console: rich console.
+        console: Rich console.
         enabled: False in all processes but the main one.
     """
 
@@ -82,14 +82,14 @@ class Display:
             self._progress.update(self._task, completed=done, status=status)
 
     def decoding(self, name: str, done: int, total: int) -> None:
-        """Show how many images of a data set are decoded."""
+        """Show how many images of a dataset are decoded."""
         if done == 1:
             self.start_bar(f"decoding {name}", total)
         self.advance(done)
 
 
 def step_status(loss: float, images_per_s: float, mib: float, images_left: int) -> str:
-    """Return the text beside an epoch's bar. The time left is that of the whole run."""
+    """Return the text next to an epoch's bar. The time left is for the whole run."""
     left = duration(images_left / images_per_s)
     return f"loss {loss:.4f}  {images_per_s:.1f} images/s  {mib:,.0f} MiB  {left} left"
 
@@ -165,7 +165,7 @@ def sample_sheet(
     """Draw images, labels, predictions and errors side by side, one row per image.
 
     The images are spread evenly over the split. In distributed training all processes must call
-    this function, and each draws images of its own.
+    this function, and each draws its own images.
 
     Returns:
         The picture, (H, W, 3).
