@@ -37,7 +37,7 @@ class Camera:
     mirror: bool  # mirrored images show traffic that drives on the left
 
     def project(self, x: Floats, y: Floats, z: Floats) -> tuple[Floats, Floats]:
-        """Return pixel coordinates (u to the right, v down) of points in front of the camera."""
+        """Return pixel coordinates (u right, v down) of points in front of the camera."""
         u = self.center + self.focal * ((x - self.offset) / z + self.heading + self.bend * z)
         v = self.horizon + self.focal * (self.eye - y) / z
         if self.mirror:

@@ -98,9 +98,10 @@ def trace_dataflow(model: nn.Module, targets: Iterable[nn.Module], example: Any 
 def observe_maps(
     model: nn.Module, norms: Iterable[nn.Module], example: Any
 ) -> dict[nn.Module, tuple[int, int]]:
-    """Run an example; return (spatial dimensions, positions) of the largest map of each norm.
+    """Run an example and return the size of the largest map of each norm.
 
-    Norms that the example does not reach are missing from the result.
+    The size is (spatial dimensions, positions). Norms that the example does not reach are missing
+    from the result.
     """
     observed: dict[nn.Module, tuple[int, int]] = {}
 

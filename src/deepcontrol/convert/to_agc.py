@@ -220,7 +220,7 @@ class _Conversion:
         trailing: list[nn.Module],
         parameters: AGCParameters,
     ) -> tuple[str, str]:
-        """Replace convolution, norm and activation by one AGCConv; return `became` and `why`."""
+        """Fuse convolution, norm and activation; return `became` and `why`."""
         conv, activation, parts = match.conv, match.activation, ["convolution"]
         if match.activation_module is not None and not trailing:
             self.replacements[match.activation_module] = nn.Identity()

@@ -249,7 +249,9 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 
 def read_config(folder: Path) -> Row:
-    """Return the content of config.json: "config", "derived", "versions", "commit", "machine".
+    """Return the content of config.json.
+
+    The keys are "config", "derived", "versions", "commit" and "machine".
 
     Raises:
         ValueError: The folder has no readable config.json.

@@ -54,7 +54,7 @@ Problem = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """Settings that all runs of a study share. They cannot change within a study folder."""
+    """Settings that all runs of a study share, constant within a study folder."""
 
     name: str  # of the preset
     data: str
@@ -137,7 +137,7 @@ class ClaimResult:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """All operands of the checks that were measured or can be trained, without repetition."""
+        """All operands that were measured or can be trained, without repetition."""
         found: list[Measurement] = []
         for check in self.checks:
             for operand in check.operands:
@@ -288,7 +288,7 @@ def read_study(folder: Path) -> Study:
 
 
 def read_outline(folder: Path) -> tuple[Protocol, set[str]] | None:
-    """Return the protocol and the claims' ids of a study, or None if there is no study.json.
+    """Return protocol and claim ids of a study, or None without a study.json.
 
     Raises:
         ValueError: study.json cannot be read, or the path is not a folder.

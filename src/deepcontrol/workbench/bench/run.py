@@ -94,7 +94,7 @@ def measure_all(settings: Bench, device: str, out: Path, console: Console) -> li
 
 
 def gpu_tasks(settings: Bench) -> list[Task]:
-    """List the tasks: the main training steps, the small groups, the rest of the grid."""
+    """List the tasks: main training steps, small groups, the rest of the grid."""
     steps = network_cases(settings)
     ordered: list[tuple[Callable[[Case, int], list[Row]], Sequence[Case]]] = [
         (measure_step, [case for case in steps if tier(case) == 0]),
@@ -118,7 +118,7 @@ def cpu_tasks(settings: Bench) -> list[Task]:
 
 
 def is_valid(row: Row, here: Row) -> bool:
-    """Check that a row has this hardware, these versions and this source, and no error."""
+    """Return whether a row has no error and the same hardware, versions and source."""
     if "error" in row:
         return False
     same = [k for k in here if k not in ("run", "date")]
@@ -132,7 +132,10 @@ def is_done(task: Task, rows: Sequence[Row]) -> bool:
 def check_first(
     task: Task, device: str, checked: set[str], settings: Bench, console: Console
 ) -> None:
-    """Check a network before its first case. Groups without a network are parts of SegNet."""
+    """Check a network before its first case.
+
+    Groups without a network are parts of SegNet.
+    """
     group = task.cases[0].group
     network = group if group in NETWORKS else "segnet"
     if network in checked:

@@ -242,7 +242,7 @@ def grid_rows(study: Study) -> dict[int, dict[float, Cell]]:
 
 
 def study_pictures(study: Study, runs: StudyRuns) -> list[tuple[str, int, str]]:
-    """Return label, epoch and data URI of the last sample picture of each pictured run."""
+    """Return label, epoch and data URI of the last picture of each pictured run."""
     found = []
     for run in runs.with_metrics(study.pictured):
         for epoch, path in run.samples[-1:]:

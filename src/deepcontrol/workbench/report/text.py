@@ -110,7 +110,7 @@ def check_region(check: CheckResult) -> str:
 
 
 def check_rule(check: CheckResult) -> str:
-    """Return measure and region without the arms: "final error: difference above 1 point"."""
+    """Return "final error: difference above 1 point", without the arms."""
     if "rule" in check.text:
         return check.text["rule"]
     if check.kind == "ratio":
@@ -175,7 +175,7 @@ def check_found(check: CheckResult) -> str:
 
 
 def deciding_checks(claim: ClaimResult) -> list[CheckResult]:
-    """Return the checks that lead to the claim's verdict: one failed check fails a claim."""
+    """Return the checks that decide a claim. One failed check fails it."""
     return [check for check in claim.checks if check.verdict == claim.verdict]
 
 
@@ -221,12 +221,15 @@ def short_labels(labels: Sequence[str]) -> list[str]:
 
 
 def group_of(claim: ClaimResult) -> str:
-    """Return the group under which a claim is listed: its verdict, or "beyond the paper"."""
+    """Return the group of a claim: its verdict, or "beyond the paper"."""
     return "beyond the paper" if claim.beyond_paper else claim.verdict
 
 
 def grouped_claims(study: Study) -> dict[str, list[ClaimResult]]:
-    """Return the claims by group, without empty groups: the paper's by verdict, then ours."""
+    """Return the claims by group: the paper's by verdict, then ours.
+
+    Empty groups are left out.
+    """
     groups: dict[str, list[ClaimResult]] = {group: [] for group in GROUPS}
     for claim in study.claims:
         groups[group_of(claim)].append(claim)
@@ -285,7 +288,7 @@ def _cell_line(measured: Measurement) -> str:
 
 
 def verdicts_markdown(study: Study) -> str:
-    """Return the content of verdicts.md: a table per group, the protocol and the note."""
+    """Return the content of verdicts.md: a table per group, protocol and note."""
     parts = [f"**{counts_text(study)}.** {finished_text(study)}: {protocol_text(study)}."]
     for group, claims in grouped_claims(study).items():
         parts += [f"## {group.capitalize()}", verdict_table(claims)]

@@ -79,7 +79,7 @@ class Arm:
 
 
 def agc(batch: int, lr: float | None = None, **others: Any) -> Arm:
-    """Return an arm with AGC. The learning rate defaults to the paper's for this batch size."""
+    """Return an arm with AGC. lr defaults to the paper's for this batch size."""
     return Arm("agc", batch, learning_rate(batch) if lr is None else lr, **others)
 
 

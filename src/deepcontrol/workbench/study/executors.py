@@ -40,7 +40,7 @@ def worker_command(config: Train) -> list[str]:
 def start_worker(
     config: Train, log: IO[str], environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
-    """Start the process of a run. It stops when this process ends for any reason."""
+    """Start the process of a run. It stops when this process ends."""
     return subprocess.Popen(
         worker_command(config),
         stdin=subprocess.PIPE,
@@ -90,7 +90,7 @@ class Slot:
 
 
 def find_slots(per_device: int | None, gpus: Sequence[str], cores: int) -> list[Slot]:
-    """Return slots on each GPU (default: one each), or on the CPU (default: one per core).
+    """Return slots on each GPU (default: one), or on the CPU (default: one per core).
 
     >>> [slot.name for slot in find_slots(2, ["0", "1"], cores=8)]
     ['gpu 0', 'gpu 1', 'gpu 0', 'gpu 1']
@@ -214,7 +214,9 @@ def ray_task(config: Train, log: Path, flag: Any) -> int:
 
 
 class OnRay:
-    """Executor with one Ray task per run: `per_gpu` on each GPU, or one per core without GPUs.
+    """Executor with one Ray task per run.
+
+    It runs `per_gpu` tasks on each GPU, or one per core without GPUs.
 
     ray.init() connects to the cluster of RAY_ADDRESS or of this machine, or starts one here. All
     nodes must share the study folder and the data. A task runs the same process as `Local`. It

@@ -73,7 +73,7 @@ def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path |
 
 
 def refuse_changed(jobs: list[Job]) -> None:
-    """Raise ConfigChangedError if an existing run has another configuration than its job."""
+    """Raise ConfigChangedError if an existing run differs from its job."""
     for job in jobs:
         try:
             existing, _ = load_config(job.folder)
@@ -88,7 +88,7 @@ def refuse_changed(jobs: list[Job]) -> None:
 
 
 def train_command(config: Train) -> list[str]:
-    """Return the `deepcontrol train` command of a run, without options at their defaults."""
+    """Return the `deepcontrol train` command of a run, without default options."""
     words = ["deepcontrol", "train"]
     for f in fields(Train):
         value = getattr(config, f.name)
@@ -264,7 +264,7 @@ class Queue:
         deadline: float,
         last_start: float = math.inf,
     ) -> None:
-        """Train until all runs are finished, the deadline has passed, or a signal arrives.
+        """Train until all runs are finished, the deadline passes or a signal arrives.
 
         After `last_start` no run is started, and the running ones continue.
         """

@@ -54,7 +54,10 @@ LAMBDA_DIGITS = 5  # significant
 
 
 def collect_evidence(settings: Reproduce, queue: Queue) -> Evidence:
-    """Read the finished runs and the benchmark. Finished runs with damaged files are failed."""
+    """Read the finished runs and the benchmark.
+
+    Finished runs with damaged files count as failed.
+    """
     curves: dict[Arm, list[Curve]] = defaultdict(list)
     for entry in queue.entries.values():
         if entry.state in ("running", "locked"):  # the last records may be incomplete
@@ -77,7 +80,7 @@ def bench_rows(settings: Reproduce) -> list[Row]:
 
 
 def rows_used(claims: Sequence[Claim], *sources: Sequence[Row]) -> list[Row]:
-    """Return the benchmark rows of claims, each claim's from the first source that has any."""
+    """Return the benchmark rows of each claim, from the first source with any."""
     used: list[Row] = []
     for claim in claims:
         for rows in sources:
@@ -170,7 +173,7 @@ def shown_runs(jobs: Sequence[Job], preset: Preset) -> tuple[str | None, list[st
 
 
 def pack_settings(settings: Reproduce, folder: Path) -> Reproduce:
-    """Return the settings of the packed study: its existing claims and the present ones.
+    """Return the settings of the packed study, with its own claims added.
 
     Raises:
         ValueError: The folder holds another study.

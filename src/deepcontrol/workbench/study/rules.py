@@ -95,7 +95,7 @@ def _divergence_decides(groups: Sequence[Sequence[float]]) -> bool:
 
 
 def decide(interval: Interval, low: float, high: float) -> Verdict:
-    """Judge by whether the interval lies inside the open region, outside of it, or across."""
+    """Judge whether the interval lies inside the open region, outside, or across."""
     # An infinite end is no border, not even for an infinite interval.
     above = math.isinf(low) or interval.low > low
     below = math.isinf(high) or interval.high < high
@@ -200,7 +200,7 @@ def finite_or_none(value: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRatio:
-    """Require column(over) / column(under) above `low`, for SegNet, each in its best engine.
+    """Require column(over) / column(under) above `low`, each in its best engine.
 
     Two times are compared only if one call of the benchmark measured both.
     """

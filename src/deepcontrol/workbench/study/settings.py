@@ -119,7 +119,7 @@ ONLY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
-    """Test the paper's claims: train the runs they need, judge each claim, write a page.
+    """Test the paper's claims: train the runs, judge each claim, write a page.
 
     Each claim has a rule and ends as reproduced, not reproduced or undecided. Claims share runs.
     The runs of figure 1 come first, one seed of each before the next seed. The other runs follow,

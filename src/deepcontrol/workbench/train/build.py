@@ -45,7 +45,7 @@ def build_model(config: Train, num_classes: int) -> nn.Module:
 
 
 def scale_to_images_(model: nn.Module, config: Train, cache: Cache) -> None:
-    """Complete `--init unit`: scale the filters, measured on the first training images.
+    """Complete `--init unit`: scale the filters on the first training images.
 
     Call it before the model moves to a GPU, so that every device starts with the same weights.
     """
@@ -75,7 +75,7 @@ class Objective:
         self.loss: Loss = self._classnet_loss if self._has_contours else self._segnet_loss
 
     def targets(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return only the tensors that the loss needs, because a captured step copies them."""
+        """Return the tensors that the loss needs. A captured step copies them all."""
         return (batch.labels, batch.segments) if self._has_contours else (batch.labels,)
 
     def _segnet_loss(self, logits: Tensor, labels: Tensor, scales: Tensor | None = None) -> Tensor:

@@ -261,7 +261,7 @@ def load(folder: Path) -> Checkpoint:
 
 
 def load_last(run: Path, log: Callable[[str], None]) -> Checkpoint | None:
-    """Load `last`, or `previous` if `last` is damaged. Return None if a run has neither."""
+    """Load `last`, or `previous` if `last` is damaged; None if there is neither."""
     found = [run / name for name in (LAST, PREVIOUS) if (run / name).exists()]
     for folder in found:
         try:
@@ -292,7 +292,7 @@ def verify(folder: Path) -> None:
 
 
 def is_intact(folder: Path) -> bool:
-    """Return whether a checkpoint passes `verify`, under its name or its temporary one."""
+    """Return whether a checkpoint passes `verify`, also under its temporary name."""
     try:
         verify(_existing(folder))
     except CheckpointError:
@@ -378,7 +378,7 @@ def _sync(path: Path) -> None:
 
 
 class CheckpointWriter:
-    """Write checkpoints in a thread, one at a time. Errors are raised by the next call.
+    """Write checkpoints in a thread, one at a time. The next call raises errors.
 
     Training never waits for the disk. A checkpoint that arrives while another is being written
     waits, and is replaced by a newer one that arrives before its turn. The same holds for `best`.

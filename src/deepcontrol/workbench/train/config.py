@@ -192,7 +192,7 @@ def save_config(config: Train, derived: Mapping[str, Any], about: Mapping[str, A
 
 
 def check_unchanged(config: Train, before: Train) -> None:
-    """Raise ConfigChangedError, with all differences, unless `config` continues `before`."""
+    """Raise ConfigChangedError unless a run of `before` can resume with `config`."""
     found = differences(config, before)
     if found:
         raise ConfigChangedError(
@@ -221,7 +221,7 @@ def to_json(config: Train) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Train:
-    """Return the configuration. Raise ValueError for unknown, missing or mistyped fields."""
+    """Return the configuration; raise ValueError for invalid or missing fields."""
     hints = typing.get_type_hints(Train)
     values = {**ADDED_LATER, **values}
     unknown, missing = set(values) - set(hints), set(hints) - set(values)

@@ -119,7 +119,7 @@ class Group:
         return values[0]
 
     def broadcast_buffers_(self, model: nn.Module) -> None:
-        """Copy the main process's buffers to all processes: BatchNorm's running statistics.
+        """Copy the main process's buffers (BatchNorm statistics) to all processes.
 
         Each process has statistics of its own images, and checkpoints hold those of the main
         process. The evaluation must use the same ones.
@@ -232,7 +232,7 @@ def unshard(value: Any) -> Any:
 
 
 def local_shard(value: Any) -> Any:
-    """Return this process's shard, which may be empty. Other tensors are returned unchanged."""
+    """Return this process's shard, which may be empty; other tensors unchanged."""
     return value.to_local() if is_sharded(value) else value
 
 

@@ -128,7 +128,7 @@ def windows(length: int, size: int) -> Windows:
 
 
 def window_starts(length: int, size: int, stride: int) -> list[int]:
-    """Return evenly spaced starts of windows that cover a side, at most `stride` apart.
+    """Return evenly spaced starts of windows over a side, at most `stride` apart.
 
     >>> window_starts(384, 256, 256), window_starts(384, 256, 64), window_starts(200, 256, 64)
     ([0, 128], [0, 64, 128], [0])

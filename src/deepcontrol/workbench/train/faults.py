@@ -29,7 +29,7 @@ class NotFiniteError(FaultError):
 
 
 class Guard:
-    """TrainingStep's `before_update`: stop the optimizer at the first step that is not finite."""
+    """`before_update` that stops the optimizer at the first non-finite step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, group: Group) -> None:
         self.group = group
@@ -70,7 +70,7 @@ class GuardReader:
         self._started = False
 
     def poll(self, loss: Tensor) -> GuardStatus:
-        """Return the status after a step; on a GPU, that of the previous call, without waiting."""
+        """Return the status after a step; on a GPU that of the previous call."""
         if self._copied is None:
             self._start_copy(loss)
             return self._read()

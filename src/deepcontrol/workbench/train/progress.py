@@ -122,7 +122,7 @@ def duration(seconds: float) -> str:
 
 
 class Events:
-    """Write TensorBoard events. After an error, such as a full disk, the run continues without."""
+    """Write TensorBoard events until the first error, such as a full disk."""
 
     def __init__(self, folder: Path, next_epoch: int, log: Callable[[str], None]) -> None:
         self._log = log
@@ -188,7 +188,7 @@ def sample_sheet(
 
 
 def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
-    """Write a picture, but never through a symbolic link that leads out of the run folder."""
+    """Write a picture, but never through a symbolic link out of the run folder."""
     if path.parent.is_symlink():
         raise OSError(f"{path.parent} is a symbolic link; pictures must stay in the run folder")
     path.parent.mkdir(exist_ok=True)

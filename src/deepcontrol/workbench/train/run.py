@@ -86,7 +86,7 @@ class TrainingRun:
         return step % CHECK_EVERY[self.group.device.type] == 0 or step == len(self.train)
 
     def images_left(self, images_per_s: float) -> int:
-        """Return the images until the end; evaluations count as training of the same duration."""
+        """Return the images until the end; evaluations count by their duration."""
         epochs = self.config.epochs - self.position.epoch
         images = epochs * len(self.train.cache) - self.position.images
         return images + round(epochs * self.eval_seconds * images_per_s)
@@ -297,7 +297,7 @@ def _is_finished(run: Path, epochs: int) -> bool:
 
 
 def archive_records(run: Path) -> str:
-    """Rename the records of a finished run without a checkpoint. Return a line for the log."""
+    """Rename the records of a finished run without a checkpoint; return a log line."""
     count = next(
         n for n in itertools.count(1) if not (run / f"{runfolder.METRICS}.old{n}").exists()
     )
