@@ -56,7 +56,7 @@ Problem = Literal[
 class Protocol:
     """Settings that all runs of a study share, constant within a study folder."""
 
-    name: str  # of the preset
+    name: str  # preset
     data: str
     classnet_data: str
     size: tuple[int, int]
@@ -76,7 +76,7 @@ class Measurement:
     arm: str  # prefix of the run folders' names, or a contender of the benchmark
     label: str  # "AGC, batch 1, lr 0.02"
     source: Literal["training", "benchmark"] = "training"
-    engine: str = ""  # of the benchmark: "compile+graph"
+    engine: str = ""  # benchmark engine, such as "compile+graph"
     unit: str = ""
     digits: int | None = 2  # decimals to show; None for as many as there are
     values: tuple[float | None, ...] = ()  # None for a run without a finite value
@@ -112,7 +112,7 @@ class CheckResult:
     measure: str
     unit: str = ""
     digits: int = 2
-    low: float | None = None  # of the region; None if it has no lower end
+    low: float | None = None  # lower end of the region; None if unbounded
     high: float | None = None
     operands: tuple[Measurement, ...] = ()
     estimate: float | None = None
@@ -154,7 +154,7 @@ class Cell:
     batch: int
     lr: float
     error: Measurement
-    is_best: bool  # of its batch size
+    is_best: bool  # lowest error of its batch size
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Panel:
 class Entry:
     """A run of the study."""
 
-    name: str  # of its folder
+    name: str  # folder name
     label: str
     state: State
     fault: str = ""  # why it failed

@@ -33,7 +33,7 @@ def run_bench(settings: Bench, console: Console) -> int:
     """Run `deepcontrol bench` and return the exit code."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not console.is_terminal:
-        console.width = 120  # in a log, tables need not fit a screen
+        console.width = 120  # a log has no screen width
     out = settings.out or default_out(settings, device)
     if settings.report:
         rows = read_rows(out)

@@ -40,7 +40,7 @@ class PairedFiles:
     palette: Palette
     pairs: tuple[Pair, ...]
     class_of: tuple[tuple[int, int], ...]  # (id in the file, class id or VOID)
-    native: Size  # of every image
+    native: Size  # size of every image
 
     def __len__(self) -> int:
         return len(self.pairs)

@@ -246,7 +246,7 @@ class Target:
 
     suffix: str
     extra: str | None  # extra in pyproject.toml with its packages
-    write: Callable[[ExportedProgram, Path, Sequence[str]], None]  # with the names of the outputs
+    write: Callable[[ExportedProgram, Path, Sequence[str]], None]  # takes the output names
     run: Callable[[Path], Runner]
     fixed_size: bool = False  # takes one image of one size
 

@@ -98,7 +98,7 @@ def _save_png(figure: Figure, path: Path, shaded: bool) -> None:
     picture.save(path, optimize=True)
 
 
-_PATH = re.compile(rb'<path (id="m\w*" )?d="[^"]*"')  # of lines and areas, not of glyphs
+_PATH = re.compile(rb'<path (id="m\w*" )?d="[^"]*"')  # lines and areas, not glyphs
 _DECIMALS = re.compile(rb"(\d\.\d\d)\d+")
 
 
@@ -219,7 +219,7 @@ USUAL = 0.99  # fraction of the later values inside the axis range; single spike
 Runs = Mapping[str, Run]  # by name
 Points = dict[int, float]  # by epoch
 Range = tuple[float, float]
-Ranges = dict[str, Range | None]  # of a panel's y axis, by its letter; None without values
+Ranges = dict[str, Range | None]  # y range of each panel by its letter; None without values
 
 
 def draw_figure(panels: Sequence[Panel], runs: Runs, ranges: Ranges, subtitle: str) -> Figure:

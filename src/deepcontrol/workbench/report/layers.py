@@ -176,7 +176,7 @@ def heat(axes: Axes, track: Track, values: Values, scale: Scale) -> QuadMesh:
         cmap=scale.colors,
         vmin=scale.low,
         vmax=scale.high,
-        rasterized=True,  # as vectors, the page would be large
+        rasterized=True,  # vector graphics would make the page large
     )
     axes.set_facecolor("#dddddd")  # missing values, since white is the initial value
     axes.set_xlabel("epoch")
@@ -256,7 +256,7 @@ def draw_multiples(track: Track, symbol: str, start: float, columns: int = 7) ->
                 axes.tick_params(labelbottom=lowest)
             else:
                 axes.set_axis_off()
-        grid[0, 0].set_ylim(*_widen(grid[0, 0].get_ylim(), start))  # of all, since they share it
+        grid[0, 0].set_ylim(*_widen(grid[0, 0].get_ylim(), start))  # shared by all charts
         figure.supxlabel("epoch", fontsize=8)
         figure.supylabel(symbol, fontsize=8)
     return figure

@@ -105,7 +105,7 @@ def train_command(config: Train) -> list[str]:
 
 
 def without_local_paths(config: Train) -> Train:
-    """Replace absolute paths, which mean nothing on another machine."""
+    """Replace absolute paths, which are invalid on other machines."""
     root = config.data_root
     return replace(
         config,
@@ -129,7 +129,7 @@ class Progress:
     """The state of a run folder."""
 
     epoch: int  # last epoch with a record, or -1
-    error: float | None  # of that epoch, as a fraction
+    error: float | None  # validation error of that epoch, as a fraction
     diverged: int | None  # epoch
 
     def is_finished(self, config: Train) -> bool:
@@ -170,7 +170,7 @@ def finished_curve(job: Job) -> Curve | None:
         pairs = zip(*run.series(name), strict=True)
         columns[name] = tuple(factor * v for e, v in pairs if 0 < e <= job.config.epochs)
     errors, losses = columns["val_error"], columns["val_loss"]
-    if run.diverged is not None:  # the last lambda of a diverged run means nothing
+    if run.diverged is not None:  # the last lambda of a diverged run is meaningless
         return Curve(errors, losses, diverged=run.diverged)
     if gap := run.missing_epochs(job.config.epochs):
         raise ValueError(gap)
@@ -330,7 +330,7 @@ class Queue:
     def _mark_if_finished(self, entry: QueueEntry) -> bool:
         if entry.progress.is_finished(entry.job.config):
             entry.state = "done" if entry.progress.diverged is None else "diverged"
-            entry.fault = ""  # of an earlier attempt
+            entry.fault = ""  # clear the fault of an earlier attempt
             return True
         return False
 

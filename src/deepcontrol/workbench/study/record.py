@@ -44,7 +44,7 @@ from .measures import Curve
 from .rules import BenchRatio, Evidence
 from .settings import PRESETS, Preset, Reproduce
 
-BENCH_RESULTS = Path("benchmarks/results/bench-cuda.csv")  # where `deepcontrol bench` writes
+BENCH_RESULTS = Path("benchmarks/results/bench-cuda.csv")  # default output of `deepcontrol bench`
 PICTURED = (agc(1), bn(1), agc(4), bn(4), CLASSNET_AGC, CLASSNET_BN)  # arms with sample pictures
 LAMBDA_INTERVAL = 2  # epochs between two records of lambda in the packed run that is drawn
 LAMBDA_DIGITS = 5  # significant
@@ -204,7 +204,7 @@ def pack_run(job: Job, into: Path, all_lambdas: bool, picture: bool) -> None:
     into.mkdir(parents=True, exist_ok=True)
     write_atomic(into / CONFIG, _config_without_paths(job.folder / CONFIG))
     shutil.copyfile(job.folder / METRICS, into / METRICS)
-    for name in (DIVERGED, LAYERS):  # of an earlier pack
+    for name in (DIVERGED, LAYERS):  # remove files of an earlier pack
         (into / name).unlink(missing_ok=True)
     if (job.folder / DIVERGED).exists():
         shutil.copyfile(job.folder / DIVERGED, into / DIVERGED)

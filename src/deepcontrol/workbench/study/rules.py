@@ -22,7 +22,7 @@ from .measures import Curve, Measure
 
 FEWEST = 3  # runs on each side before divergence decides
 
-Row = Mapping[str, str]  # of the benchmark
+Row = Mapping[str, str]  # one row of the benchmark
 
 
 # Intervals
@@ -48,10 +48,10 @@ def difference_interval(a: Sequence[float], b: Sequence[float] | None) -> Interv
     share one variance (Student's interval): exact if they vary alike, too narrow if they do not.
     Values without any spread, such as equal counts, give no interval.
 
-    A diverged run has an infinite value, and so has the mean of its side. This is certain if at
-    least three runs of one side, and more than half of them, diverged and none of at least three
-    on the other side did: by chance alone, three of three against none of three has a
-    probability of 5%. Otherwise the interval is unknown.
+    A diverged run makes the mean of its side infinite. This decides if at least three runs of one
+    side, and more than half of them, diverged and none of at least three on the other side did: by
+    chance alone, three of three against none of three has a probability of 5%. Otherwise the
+    interval is unknown.
 
     >>> [round(value, 2) for value in difference_interval([3.0, 5.0], [1.0, 3.0])]
     [2.0, -2.13, 6.13]

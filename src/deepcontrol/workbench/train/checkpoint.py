@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..runfolder import BEST, LAST, PREVIOUS
 from .distributed import Group, shard_like, unshard
 
-FORMAT = 1  # of state.pt
+FORMAT = 1  # format version of state.pt
 MODEL, STATE, DIGEST = "model.safetensors", "state.pt", "digest.json"
 
 
@@ -58,7 +58,7 @@ class Position:
     epoch: int = -1  # last recorded epoch; 0 is the evaluation before training
     step: int = 0  # steps done in the next epoch
     images: int = 0  # seen in these steps
-    loss_sum: float = 0.0  # over these images
+    loss_sum: float = 0.0  # summed over these images
     seconds: float = 0.0  # duration of these steps
     best_error: float = float("inf")
     best_epoch: int = -1
@@ -215,7 +215,7 @@ def save_last(run: Path, checkpoint: Checkpoint, last_is_intact: bool = False) -
         shutil.rmtree(run / LAST)
     if (run / LAST).exists():
         shutil.rmtree(run / PREVIOUS, ignore_errors=True)
-        (run / LAST).rename(run / PREVIOUS)  # from here on `previous` is the intact one
+        (run / LAST).rename(run / PREVIOUS)  # `previous` is now the intact one
     new.rename(run / LAST)
     _sync(run)
 

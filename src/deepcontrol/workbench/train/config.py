@@ -15,7 +15,7 @@ from ..optim import HIGHEST_MOMENTUM, learning_rate
 from ..runfolder import CONFIG, read_config, write_atomic
 from ..sizes import Size
 
-FORMAT = 1  # of config.json
+FORMAT = 1  # format version of config.json
 MAX_INT = 2**63 - 1  # the largest seed that torch.Generator accepts
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
 

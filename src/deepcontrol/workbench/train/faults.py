@@ -45,8 +45,8 @@ class Guard:
         # The maximum norm, because the squares of finite numbers can overflow.
         largest = get_total_norm([g for g in gradients if g.numel()], torch.inf)
         bad = ~(torch.isfinite(loss) & torch.isfinite(largest))
-        # All processes must decide alike. Bad processes are counted, because a maximum over the
-        # processes could lose a NaN.
+        # All processes must make the same decision. Bad processes are counted, because a maximum
+        # over the processes could lose a NaN.
         loss, bad = self.group.mean(torch.stack([loss, bad.to(loss.dtype)]))
         bad = (bad > 0) | ~torch.isfinite(loss)
         self.bad.copy_(torch.maximum(self.bad, bad.float()))

@@ -68,7 +68,7 @@ class TrainingRun:
     events: Events | None  # only in the main process
 
     def __post_init__(self) -> None:
-        self.first_step = self.steps_done  # where this process started
+        self.first_step = self.steps_done  # steps done before this process started
         self.eval_seconds = 0.0  # duration of the last evaluation, with records and pictures
         self.loss_sum = torch.tensor(
             self.position.loss_sum, dtype=torch.float64, device=self.group.device
