@@ -6,9 +6,9 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line and return the exit code.
 
-    Where the workbench extra is not installed, one line says how to install it. A closed pipe
+    Without the workbench extra, print how to install it. A closed pipe
     (`deepcontrol --help | head -1`) ends the command without a message.
     """
     try:

@@ -22,7 +22,7 @@ class Camera:
     """A pinhole camera that looks along the road.
 
     The road may bend: the bend moves every point sideways by a quadratic in z, so a curved
-    street needs no geometry of its own.
+    street needs no separate geometry.
     """
 
     rows: int
@@ -37,7 +37,7 @@ class Camera:
     mirror: bool  # mirrored images show traffic that drives on the left
 
     def project(self, x: Floats, y: Floats, z: Floats) -> tuple[Floats, Floats]:
-        """Return pixel coordinates (u to the right, v down) of points in front of the camera."""
+        """Return pixel coordinates (u right, v down) of points in front of the camera."""
         u = self.center + self.focal * ((x - self.offset) / z + self.heading + self.bend * z)
         v = self.horizon + self.focal * (self.eye - y) / z
         if self.mirror:

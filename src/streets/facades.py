@@ -35,7 +35,7 @@ class Cell:
         self._shade[bottom:top, left:right] = shade
 
     def window(self, box: Box, mullions: int, transom: bool, salt: int = 0) -> None:
-        """Paint a framed window with reflections; some have blinds or curtains, some are lit."""
+        """Paint a framed window with reflections; some are lit or have blinds."""
         bottom, top, left, right = box
         roll = self.roll(salt)
         self.rectangle((bottom - 2, top + 2, left - 2, right + 2), FRAME, 132)
@@ -61,7 +61,7 @@ class Cell:
 
 
 def facade(wall: Noise, paint: Callable[[Cell], None]) -> tuple[Noise, Noise]:
-    """Paint every cell over the shades of a wall and return the tile's shades and parts."""
+    """Paint all cells over a wall's shades; return the tile's shades and parts."""
     shade, part, rolls = wall.copy(), np.zeros((SIDE, SIDE), dtype=np.int32), white(200)
     for row in range(4):
         for bay in range(4):
@@ -127,7 +127,7 @@ def sparse(cell: Cell) -> None:
 
 
 def shops(cell: Cell) -> None:
-    """Paint a storefront: a door, or a display window with a sign and perhaps an awning."""
+    """Paint a storefront: a door, or a display window with sign and awning."""
     roll = cell.roll(6)
     cell.rectangle((0, 5, 0, BAY), TRIM, 100)
     if roll < 70:

@@ -22,7 +22,7 @@ _SECOND = 0x94D049BB133111EB
 
 
 def total(values: Iterable[float]) -> float:
-    """Sum from left to right; the built-in `sum` rounds differently since Python 3.12."""
+    """Sum from left to right. The built-in `sum` differs since Python 3.12."""
     result = 0.0
     for value in values:
         result += value
@@ -127,7 +127,7 @@ def smooth(name: int, cells: int) -> Noise:
 
 
 def fractal(name: int, cells: int, octaves: int) -> Noise:
-    """Sum octaves of value noise around 0, each half as strong as the last, within +-255."""
+    """Sum octaves of value noise within +-255, each half as strong as the last."""
     result = np.zeros((SIDE, SIDE), dtype=np.int32)
     for octave in range(octaves):
         result += (smooth(name + octave, min(cells << octave, SIDE)) - 128) >> octave

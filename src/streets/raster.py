@@ -46,7 +46,7 @@ class Faces:
 
     first: Ints
     count: Ints
-    u: Ints  # of each corner, in subpixels
+    u: Ints  # coordinates of each corner, in subpixels
     v: Ints
     label: Ints
     instance: Ints

@@ -24,7 +24,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Face:
-    """One polygon. `slot` is its color in the object's palette; `casts`: it casts a shadow."""
+    """One polygon: `slot` is its palette color, `casts` whether it casts a shadow."""
 
     corners: tuple[Point, ...]
     coordinates: tuple[Point2, ...]
@@ -36,7 +36,7 @@ class Face:
 
 @dataclass
 class Shape:
-    """Faces in painting order; `center` is an inner point of the solid under construction."""
+    """Faces in painting order. `center` is an inner point of the current solid."""
 
     faces: list[Face] = field(default_factory=list)
     center: Point = (0.0, 0.0, 0.0)
@@ -93,7 +93,7 @@ class Shape:
         self.face(corners, slot, texture, two_sided=True, casts=True, coordinates=outline)
 
     def loft(self, profile: Sequence[Point], slot: int, texture: Texture) -> None:
-        """Add a solid symmetric about x = 0, from (z, y, half width) points around its side."""
+        """Add a solid symmetric about x = 0, from (z, y, half width) points."""
         count = len(profile)
         self.center = (
             0.0,

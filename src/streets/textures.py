@@ -98,7 +98,7 @@ def atlas() -> npt.NDArray[np.uint16]:
 
 @lru_cache(maxsize=1)
 def grime() -> npt.NDArray[np.uint8]:
-    """Return slow brightness variation for all surfaces (flat SIDE x SIDE, 128 is neutral)."""
+    """Return slow brightness variation (flat SIDE x SIDE, 128 is neutral)."""
     field = fractal(95, 16, 3) + (smooth(99, 64) - 128) // 3
     return (128 + field.reshape(-1) // 7).astype(np.uint8)
 

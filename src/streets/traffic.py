@@ -22,7 +22,7 @@ AHEAD, ONCOMING = (1.0, 0.0), (-1.0, 0.0)
 
 
 def moving_vehicles(site: Site) -> None:
-    """Place traffic in every lane, trams on the rails and cyclists at the edge of the road."""
+    """Place traffic in every lane, trams on the rails, cyclists at the roadside."""
     dice, street = site.dice, site.street
     density = dice.between(0.15, 1.0)
     for lane in street.lanes:

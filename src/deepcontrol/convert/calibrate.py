@@ -76,7 +76,7 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
 
 
 def _accepts_keywords(model: nn.Module, keywords: Mapping[str, Any]) -> bool:
-    """Whether forward accepts these keyword arguments; a model may also take the dict itself."""
+    """Return whether forward accepts these arguments. If not, it gets the dict itself."""
     try:
         inspect.signature(model.forward).bind(**keywords)
     except TypeError:

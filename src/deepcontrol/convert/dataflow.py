@@ -73,7 +73,7 @@ class Dataflow:
         return _sole(self.consumers[module])
 
     def feeds_global_pool(self, module: nn.Module) -> bool:
-        """Whether global average pooling directly follows the module."""
+        """Return whether global average pooling directly follows the module."""
         return any(_is_global_pool(consumer) for consumer in self.consumers[module])
 
 
@@ -98,9 +98,10 @@ def trace_dataflow(model: nn.Module, targets: Iterable[nn.Module], example: Any 
 def observe_maps(
     model: nn.Module, norms: Iterable[nn.Module], example: Any
 ) -> dict[nn.Module, tuple[int, int]]:
-    """Run an example; return (spatial dimensions, positions) of the largest map of each norm.
+    """Run an example and return the size of the largest map of each norm.
 
-    Norms that the example does not reach are missing from the result.
+    The size is (spatial dimensions, positions). Norms that the example does not reach are missing
+    from the result.
     """
     observed: dict[nn.Module, tuple[int, int]] = {}
 
@@ -114,7 +115,7 @@ def observe_maps(
 
 
 def is_plain_sequential(module: nn.Module) -> bool:
-    """Whether a module is an nn.Sequential with nn.Sequential's own forward."""
+    """Return whether a module is an nn.Sequential that does not override forward."""
     overridden = type(module).forward is not nn.Sequential.forward or "forward" in vars(module)
     return isinstance(module, nn.Sequential) and not overridden
 
@@ -226,8 +227,8 @@ def _path_graphs(root: nn.Module) -> Iterator[fx.Graph]:
 def _optional_arguments(root: nn.Module) -> dict[str, Any]:
     """Return the arguments of root's forward that default to None.
 
-    torch.fx passes a Proxy for every argument, so the code that runs without them needs a trace of
-    its own.
+    torch.fx passes a Proxy for every argument, so the code that runs without them needs a
+    separate trace.
     """
     parameters = inspect.signature(type(root).forward).parameters
     return {name: None for name, parameter in parameters.items() if parameter.default is None}
@@ -268,7 +269,7 @@ def _is_identity(node: fx.Node, root: nn.Module) -> bool:
 
 
 def _is_global_mean(node: fx.Node) -> bool:
-    """Whether a node that is not a module takes the mean of each map."""
+    """Return whether a node that is not a module takes the mean of each map."""
     if node.target in _FUNCTIONAL_POOLS:
         return _is_one(node.kwargs.get("output_size", node.args[-1]))
     if node.target not in ("mean", torch.mean):

@@ -122,7 +122,10 @@ def _fuse_agc_layers(model: nn.Module) -> dict[nn.Module, nn.Module]:
 
 
 def _fold_linear(layer: AGCLinear) -> nn.Module:
-    """AGC over features is linear in x: a linear layer with centered filters, then activation."""
+    """Return a linear layer with centered filters, then the activation.
+
+    AGC over features is linear in x.
+    """
     linear = nn.Linear(layer.in_features, layer.out_features, device="meta")
     linear.weight, linear.bias = _constant(layer._centered_weight()), _constant(layer.bias)
     return _sequential([linear, *_activation_layers(layer.activation)])
@@ -174,7 +177,7 @@ class _FoldedConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
         return conv(window, self.weight, ones, zeros, ones, self.groups).flatten(1)
 
     def means(self, input: Tensor) -> Tensor:
-        """Return the mean of each map of conv(x, V), (N, C); (1, C) for an unbatched input."""
+        """Return the mean of each map of conv(x, V), (N, C); N = 1 if x has no batch."""
         batch = input if input.dim() == self.weight.dim() else input.unsqueeze(0)
         return self._means(*padded(self, batch))
 
@@ -201,7 +204,7 @@ class FoldedConv3d(_FoldedConv, nn.Conv3d):
 
 
 class FoldedConvPool2d(FoldedConv2d):
-    """AGCConvPool2d for inference: returns pooled maps and the index of each maximum, in a byte.
+    """AGCConvPool2d for inference: returns pooled maps and their one-byte index.
 
     ReLU runs before the pooling, although fewer elements are left after it: in a window without
     positive values the index must be the first position, because the unpooling reads it.
@@ -223,7 +226,7 @@ _FOLDED: dict[type[_AGCConv], type[_FoldedConv]] = {
 
 
 def _can_fold(module: nn.Module) -> TypeGuard[_AGCConv]:
-    """Whether a module is one of the AGCConv classes with its forward not overridden."""
+    """Return whether a module is an AGCConv that does not override forward."""
     return type_before_parametrizations(module) in _FOLDED and "forward" not in vars(module)
 
 
@@ -237,7 +240,7 @@ def _fold_conv(neuron: _AGCConv) -> nn.Module:
 
 
 def plain_conv(layer: _FoldedConv, bias: Tensor) -> nn.Module:
-    """Return torch's own convolution with a constant bias (C,), followed by the activation."""
+    """Return torch's convolution with a constant bias (C,), then the activation."""
     convolution = getattr(nn, f"Conv{layer.weight.dim() - 2}d")
     plain = convolution(**conv_options(layer), device="meta")
     plain.weight, plain.bias = layer.weight, _constant(bias.to(layer.weight))

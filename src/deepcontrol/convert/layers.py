@@ -36,7 +36,7 @@ class AGCParameters:
 
 @dataclass(frozen=True)
 class ConvNormAct:
-    """A convolution and an activation that are only called right before and after a norm.
+    """A convolution and an activation called only right before and after a norm.
 
     activation is "none" and activation_module None if no supported activation follows the norm.
     """
@@ -47,7 +47,7 @@ class ConvNormAct:
 
 
 def match_conv_norm_act(norm: nn.Module, flow: Dataflow) -> ConvNormAct | str:
-    """Return the convolution and activation around a norm, or the reason why they cannot fuse."""
+    """Return the convolution and activation around a norm, or why they cannot fuse."""
     conv = flow.sole_producer(norm)
     if conv is None:
         return "no single convolution feeds it"
@@ -118,7 +118,7 @@ def make_agc_layer(dims: int, parameters: AGCParameters) -> _AGC:
 
 
 def parameters_of(layer: _AGC) -> AGCParameters:
-    """Return the parameters of an AGC layer, with gamma 1, beta 0, lambda 1 for missing ones."""
+    """Return the parameters of an AGC layer, with 1, 0 and 1 for missing ones."""
     given = (layer.weight, layer.bias, layer.mean_scale)
     defaults = (1.0, 0.0, 1.0)
     like = next((a for a in given if a is not None), torch.empty(0))
@@ -154,7 +154,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def warn_dropped_hooks(name: str, module: nn.Module) -> None:
-    """Warn if a module that is replaced has hooks: they are not moved to its replacement."""
+    """Warn if a replaced module has hooks, which its replacement does not get."""
     if has_hooks(module):
         warnings.warn(
             f"the hooks on {name or 'the model'} ({type(module).__name__}) are dropped, because "
@@ -265,7 +265,7 @@ def paper_parameters(norm: _BatchNorm, lam: float) -> AGCParameters:
 
 
 def has_zero_gamma(norm: _BatchNorm) -> bool:
-    """Whether gamma is 0 in all channels: residual branches start as their shortcut that way."""
+    """Return whether all of gamma is 0, as in a zero-initialized residual branch."""
     gamma = norm.weight
     return gamma is not None and not gamma.is_meta and not gamma.any()
 

@@ -147,7 +147,7 @@ def to_agc(
         (model, Report) with report=True.
 
     Raises:
-        ValueError: If there is nothing to convert, or a BatchNorm cannot be converted. The model is
+        ValueError: If the model has no BatchNorm, or one that cannot be converted. The model is
             then unchanged.
 
     Reference:
@@ -165,7 +165,8 @@ def to_agc(
         raise ValueError(f"unknown init {init!r}: choose one of {', '.join(get_args(Init))}")
     conversion = _Conversion(model, where, init, example)
     changes = []
-    with torch.no_grad():  # plans all changes before the first one: an error leaves the model as is
+    # Plan all changes before the first one, so that an error leaves the model unchanged.
+    with torch.no_grad():
         for name, norm in conversion.norms.items():
             changes.append(conversion.convert(name, norm))
     for name, module in model.named_modules():
@@ -219,7 +220,7 @@ class _Conversion:
         trailing: list[nn.Module],
         parameters: AGCParameters,
     ) -> tuple[str, str]:
-        """Replace convolution, norm and activation by one AGCConv; return `became` and `why`."""
+        """Fuse convolution, norm and activation; return `became` and `why`."""
         conv, activation, parts = match.conv, match.activation, ["convolution"]
         if match.activation_module is not None and not trailing:
             self.replacements[match.activation_module] = nn.Identity()

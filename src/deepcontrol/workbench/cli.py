@@ -32,14 +32,14 @@ from .train.faults import FaultError
 
 @dataclass(frozen=True)
 class Check:
-    """Read a whole data set and list all its faults.
+    """Read a whole dataset and list all its faults.
 
     Recognizes CamVid (train/, trainannot/, ...) and Cityscapes (leftImg8bit/, gtFine/) and reads
     all splits. The exit code is 1 if there is a fault.
     """
 
     folder: tyro.conf.Positional[Path]
-    """Folder of the data set."""
+    """Dataset folder."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,22 @@ class Sheet:
     """Draw a contact sheet of images and their labels."""
 
     data: Literal["streets", "camvid", "cityscapes", "cityscapes14"] = "streets"
-    """Data set. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
+    """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
     data_root: Path | None = None
-    """Folder of the data set. streets needs none."""
+    """Dataset folder. streets needs none."""
     split: Literal["train", "val", "test"] = "train"
     """Split to draw."""
     count: int = 24
     """Number of images."""
     size: Size = (128, 256)
-    """Image size. The aspect ratio of the data set is kept."""
+    """Image size. The aspect ratio of the dataset is kept."""
     out: Path = Path("out/sheet.png")
     """PNG file to write."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Check a data set, or draw its images and labels."""
+    """Check a dataset, or draw its images and labels."""
 
     action: (
         Annotated[Check, tyro.conf.subcommand("check")]
@@ -79,14 +79,14 @@ COMMANDS: dict[str, tuple[type[Any], str]] = {
     "report": (Report, "Write an HTML page about runs or a study."),
     "reproduce": (Reproduce, "Test the claims of the paper."),
     "bench": (Bench, "Measure step time and memory against other norms."),
-    "data": (Data, "Check a data set, or draw its images and labels."),
+    "data": (Data, "Check a dataset, or draw its images and labels."),
     "doctor": (Doctor, "Show versions and devices, and test the ops."),
 }
 CONFIGURATION = (tyro.conf.OmitSubcommandPrefixes,)
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command and return the exit code."""
     console, command = Console(), None
     try:
         command = parse(sys.argv[1:] if args is None else args)
@@ -105,7 +105,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def run(command: object, console: Console) -> int:
-    """Run the command that the settings belong to; returns the exit code."""
+    """Run the command of these settings and return the exit code."""
     match command:
         case TrainCommand():
             return run_train(command, console)

@@ -41,7 +41,7 @@ class DeviceReport:
 
 
 def run_doctor(console: Console) -> int:
-    """Run `deepcontrol doctor`; returns the exit code."""
+    """Run `deepcontrol doctor` and return the exit code."""
     for name, version in versions().items():
         console.print(f"{name:20s} {escape(version)}", highlight=False)
     table = Table("device", "hardware", "implementation", "error against fp64")

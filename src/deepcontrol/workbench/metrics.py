@@ -21,7 +21,7 @@ class ConfusionMatrix:
         self.counts = torch.zeros(classes, classes, dtype=torch.int64, device=device)
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
-        """Add predicted classes and labels of the same shape. Pixels labeled VOID are ignored."""
+        """Add predicted classes and labels of the same shape. VOID is ignored."""
         if predicted.shape != labels.shape:
             raise ValueError(
                 f"expected predictions and labels of the same shape, got {tuple(predicted.shape)} "
@@ -63,6 +63,6 @@ class ConfusionMatrix:
 
 
 def sum_over_processes_(counts: Tensor) -> None:
-    """Sum a tensor in-place over the processes of the default group, if it is initialized."""
+    """Sum a tensor in-place over the default process group, if it is initialized."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(counts)

@@ -9,7 +9,7 @@
     lock              held by the process that trains
 
 This module does not import torch, so that `deepcontrol report` starts fast and works on any
-machine. A run folder may come from somebody else: the reader skips values of the wrong type with a
+machine. Run folders are untrusted input: the reader skips values of the wrong type with a
 note, takes no path from a file's content, and neither reads nor writes through symbolic links that
 lead out of the folder.
 """
@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file: write a temporary file beside it, sync it, rename it.
+    """Replace a file: write a temporary file next to it, sync it, rename it.
 
     A crash at any moment leaves either the old text or the new one.
     """
@@ -135,7 +135,7 @@ def lock(run: Path) -> Iterator[None]:
     locks. The text of the lock file names the holder.
 
     Raises:
-        RunInUseError: another process holds the lock.
+        RunInUseError: Another process holds the lock.
     """
     run.mkdir(parents=True, exist_ok=True)
     # Truncated only once the lock is held, because the text names the holder.
@@ -216,7 +216,7 @@ def read_run(folder: Path) -> Run:
     """Read a run folder in any state: running, finished, killed or damaged.
 
     Raises:
-        ValueError: the folder has no readable config.json.
+        ValueError: The folder has no readable config.json.
     """
     content = read_config(folder)
     notes: list[str] = []
@@ -249,10 +249,12 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 
 def read_config(folder: Path) -> Row:
-    """Return the content of config.json: "config", "derived", "versions", "commit", "machine".
+    """Return the content of config.json.
+
+    The keys are "config", "derived", "versions", "commit" and "machine".
 
     Raises:
-        ValueError: the folder has no readable config.json.
+        ValueError: The folder has no readable config.json.
     """
     path = folder / CONFIG
     try:
@@ -280,7 +282,7 @@ def parse_record(line: str) -> tuple[int, Row]:
     """Return the epoch and the record of a JSON line.
 
     Raises:
-        ValueError: the line is not a record with an epoch.
+        ValueError: The line is not a record with an epoch.
     """
     try:
         row = _as_row(json.loads(line))

@@ -9,8 +9,8 @@
 `deepcontrol reproduce` fills these dataclasses with numbers. The report, the terminal tables and
 results/readme.py format them (report/text.py). This module does not import torch.
 
-A study folder may come from somebody else: a value of the wrong type is an error, and a run is
-looked up by its plain name only.
+Study folders are untrusted input: a value of the wrong type is an error, and a run is looked up by
+its plain name only.
 """
 
 import dataclasses
@@ -54,9 +54,9 @@ Problem = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """Settings that all runs of a study share. They cannot change within a study folder."""
+    """Settings that all runs of a study share, constant within a study folder."""
 
-    name: str  # of the preset
+    name: str  # preset
     data: str
     classnet_data: str
     size: tuple[int, int]
@@ -76,7 +76,7 @@ class Measurement:
     arm: str  # prefix of the run folders' names, or a contender of the benchmark
     label: str  # "AGC, batch 1, lr 0.02"
     source: Literal["training", "benchmark"] = "training"
-    engine: str = ""  # of the benchmark: "compile+graph"
+    engine: str = ""  # benchmark engine, such as "compile+graph"
     unit: str = ""
     digits: int | None = 2  # decimals to show; None for as many as there are
     values: tuple[float | None, ...] = ()  # None for a run without a finite value
@@ -112,7 +112,7 @@ class CheckResult:
     measure: str
     unit: str = ""
     digits: int = 2
-    low: float | None = None  # of the region; None if it has no lower end
+    low: float | None = None  # lower end of the region; None if unbounded
     high: float | None = None
     operands: tuple[Measurement, ...] = ()
     estimate: float | None = None
@@ -137,7 +137,7 @@ class ClaimResult:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """All operands of the checks that were measured or can be trained, without repetition."""
+        """All operands that were measured or can be trained, without repetition."""
         found: list[Measurement] = []
         for check in self.checks:
             for operand in check.operands:
@@ -154,7 +154,7 @@ class Cell:
     batch: int
     lr: float
     error: Measurement
-    is_best: bool  # of its batch size
+    is_best: bool  # lowest error of its batch size
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Panel:
 class Entry:
     """A run of the study."""
 
-    name: str  # of its folder
+    name: str  # folder name
     label: str
     state: State
     fault: str = ""  # why it failed
@@ -205,8 +205,8 @@ class Study:
     figure1: tuple[Panel, ...]
     figure2: tuple[Panel, ...] = ()
     runs: tuple[Entry, ...]
-    pictured: tuple[str, ...] = ()  # runs whose sample pictures are shown
-    lambda_run: str | None = None  # run whose lambda is drawn
+    pictured: tuple[str, ...] = ()  # runs with sample pictures on the page
+    lambda_run: str | None = None  # run in the chart of lambda
 
     def claim(self, claim_id: str) -> ClaimResult:
         """Return the claim with this id, or raise KeyError."""
@@ -237,7 +237,7 @@ class StudyRuns:
 
     def __init__(self, folder: Path, study: Study) -> None:
         self.found: dict[str, Run] = {}
-        self.errors: dict[str, str] = {}  # of folders that exist and cannot be read
+        self.errors: dict[str, str] = {}  # for existing folders that cannot be read
         for entry in study.runs:
             run = folder / RUNS / entry.name
             try:
@@ -281,14 +281,14 @@ def read_study(folder: Path) -> Study:
     """Read study.json of format 1 or 2.
 
     Raises:
-        ValueError: there is no study, or its content is not as expected.
+        ValueError: There is no study, or its content is not as expected.
     """
     with _readable(folder):
         return _load(Study, _read_content(folder), "study")
 
 
 def read_outline(folder: Path) -> tuple[Protocol, set[str]] | None:
-    """Return the protocol and the claims' ids of a study, or None if there is no study.json.
+    """Return protocol and claim ids of a study, or None without a study.json.
 
     Raises:
         ValueError: study.json cannot be read, or the path is not a folder.
@@ -352,7 +352,7 @@ def _load(kind: type[T], value: Any, where: str) -> T:
     """Convert JSON data to a dataclass and check each value's type.
 
     Raises:
-        ValueError: a value is missing or has another type.
+        ValueError: A value is missing or has another type.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {_short(value)}; expected an object")

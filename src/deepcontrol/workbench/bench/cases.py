@@ -187,7 +187,7 @@ def profile_cases(settings: Bench) -> list[Case]:
 
 
 def priority(case: Case) -> tuple[int, int, int]:
-    """Sort key: the main pairs of every cell first, then the other pairs cell by cell."""
+    """Return a sort key: the main pairs of all cells, then the others cell by cell."""
     pair, cell = (case.contender, case.engine), (case.group, case.batch, case.dtype)
     pair_rank = MAIN_PAIRS.index(pair) if pair in MAIN_PAIRS else len(MAIN_PAIRS)
     cell_rank = CELLS.index(cell) if cell in CELLS else len(CELLS)
@@ -195,7 +195,7 @@ def priority(case: Case) -> tuple[int, int, int]:
 
 
 def tier(case: Case) -> int:
-    """Return 0 for main pairs in main cells, 1 for main pairs elsewhere, 2 for the rest."""
+    """Return 0 for main pairs in main cells, 1 for other main pairs, 2 for the rest."""
     if (case.contender, case.engine) not in MAIN_PAIRS:
         return 2
     return 0 if (case.group, case.batch, case.dtype) in MAIN_CELLS else 1

@@ -17,7 +17,7 @@ MEMORY = ("activations_mib", "saved_mib")
 
 
 def draw(rows: Sequence[Row], path: Path) -> bool:
-    """Draw the timed steps to a PNG; returns False if there are none."""
+    """Draw the timed steps to a PNG, or return False if there are none."""
     panels = [timed for members in cells(rows) if (timed := [r for r in members if "ms_p50" in r])]
     if not panels:
         return False
@@ -58,7 +58,7 @@ def draw_memory(axes: Axes, members: Sequence[Row]) -> None:
 
 
 def draw_bars(axes: Axes, members: Sequence[Row], values: Sequence[float], **more: object) -> None:
-    """Draw a bar per row; the engines of a contender are adjacent and share one label."""
+    """Draw a bar per row. The engines of a contender share one label."""
     at: list[float] = []
     ticks: dict[str, list[float]] = {}
     y = 0.0

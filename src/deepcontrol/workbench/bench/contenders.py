@@ -59,7 +59,7 @@ def stock_pooling_(model: nn.Module) -> nn.Module:
 
 
 def to_plain_pytorch_(model: nn.Module) -> nn.Module:
-    """Replace each AGC neuron by Eq. 1 in plain PyTorch with the same parameters, in place."""
+    """Replace AGC neurons by Eq. 1 in plain PyTorch in place, copying parameters."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, (AGCConv2d, AGCConv3d)):
@@ -99,7 +99,7 @@ def random_batch(case: Case, device: str) -> tuple[Tensor, Tensor]:
 
 
 def use_channels_last(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Move a model and its inputs to channels_last; returns the inputs."""
+    """Move a model and its inputs to channels_last, and return the inputs."""
     layout = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
     model.to(memory_format=layout)  # type: ignore[call-overload]
     return inputs.contiguous(memory_format=layout)
@@ -107,7 +107,7 @@ def use_channels_last(model: nn.Module, inputs: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Allow TF32 unless dtype is fp32, and enable cuDNN's autotuning; restores both."""
+    """Set TF32 by dtype and enable cuDNN's autotuning; restore both afterwards."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     matmul.allow_tf32 = cudnn.allow_tf32 = dtype != "fp32"
@@ -174,7 +174,7 @@ def randomize_controls_(model: nn.Module) -> None:
 
 
 def loss_and_gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Run forward and backward; returns the loss and the gradients by kind of parameter."""
+    """Return the loss, and the gradients by kind of parameter."""
     loss = functional.cross_entropy(model(inputs), targets)
     loss.backward()
     found = {"the loss": loss.detach().reshape(1)}

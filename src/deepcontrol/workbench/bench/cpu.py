@@ -55,7 +55,7 @@ def cpu_comparisons(settings: Bench) -> list[tuple[Case, ...]]:
 
 
 def measure_interleaved(cases: Sequence[Case], steps: int) -> list[Row]:
-    """Return p20, p50 and p80 in milliseconds, and the MiB saved for backward, of every case."""
+    """Return time (p20, p50, p80) and memory saved for backward of every case."""
     calls = {case: make_call(case) for case in cases}
     times: dict[Case, list[float]] = {case: [] for case in cases}
     for repetition in range(WARM_UP + steps):

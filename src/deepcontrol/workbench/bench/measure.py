@@ -25,7 +25,7 @@ MAX_BATCH = 4096
 
 
 def measure_step(case: Case, steps: int) -> list[Row]:
-    """Return p20, p50 and p80 of the step time in milliseconds, and the memory of a step."""
+    """Return time (p20, p50, p80, in milliseconds) and memory of a step."""
     with precision(case.dtype):
         step, batch = training_step(case, "cuda")
         # The third call, before any engine replays a graph: comparable between engines.
@@ -60,7 +60,7 @@ def warm_up(step: TrainingStep, batch: tuple[Tensor, Tensor]) -> None:
 
 
 def step_memory(step: TrainingStep, batch: tuple[Tensor, Tensor]) -> Row:
-    """Return the peak memory of one step, and the part that the step itself allocates.
+    """Return the peak memory of one step, and the part that the step allocates.
 
     "Activations" is the peak minus the memory allocated between steps. Gradients count as
     activations, because a step frees them at its start.
@@ -116,7 +116,7 @@ def percentiles(unit: str, values: Sequence[float]) -> Row:
 
 
 def measure_max_batch(case: Case, steps: int) -> list[Row]:
-    """Find the largest batch that SegNet trains with in 12 GiB, in eager mode and bf16.
+    """Find the largest batch of SegNet in 12 GiB, in eager mode and bf16.
 
     The limit applies to PyTorch's allocator, fragmentation included. The CUDA context is not part
     of it.
@@ -139,7 +139,7 @@ def measure_max_batch(case: Case, steps: int) -> list[Row]:
 
 
 def fits(case: Case) -> bool:
-    """Check whether a case trains within the memory limit; frees its memory."""
+    """Return whether a case trains within the memory limit, and free its memory."""
     try:
         train_two_steps(case)
     except RuntimeError as error:  # cuDNN and cuBLAS have their own out-of-memory messages

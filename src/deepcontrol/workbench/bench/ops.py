@@ -152,7 +152,7 @@ def measure_op(case: Case, steps: int) -> list[Row]:
 
 @functools.cache
 def copy_bytes_per_second() -> float:
-    """Measure the bytes per second that the device reads and writes in a copy of 1 GiB."""
+    """Measure the bytes per second, read and written, in a copy of 1 GiB."""
     a = torch.ones(2**28, device="cuda")
     b = torch.empty_like(a)
     for _ in range(3):

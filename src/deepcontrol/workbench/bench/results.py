@@ -107,7 +107,7 @@ def has_row(path: Path, key: Mapping[str, object]) -> bool:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows as CSV. The file is replaced atomically, so it is never half written."""
+    """Write rows as CSV. The file is replaced atomically."""
     found = dict.fromkeys(key for row in rows for key in row)
     columns = [c for c in found if c not in PROVENANCE] + [c for c in PROVENANCE if c in found]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,14 +122,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 def write_results(
     path: Path, rows: Sequence[Mapping[str, object]], device: str, append: bool = False
 ) -> None:
-    """Write rows with their provenance as CSV; append=True keeps the rows of the file."""
+    """Write rows with their provenance as CSV; append=True keeps existing rows."""
     here, before = provenance(device), read_rows(path) if append else []
     write_rows(path, [*before, *({**row, **here} for row in rows)])
     print(f"Wrote {path}")
 
 
 def cell_of(row: Row) -> tuple[str, ...]:
-    """Return the values that comparable rows share: network, size, batch, dtype, width."""
+    """Return the values that comparable rows share, such as network and batch."""
     return tuple(row[k] for k in ("group", "size", "batch", "dtype", "width"))
 
 
@@ -165,7 +165,7 @@ def contender_name(row: Row) -> str:
 
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yield a table per cell, then the tables of the ops, the profile and the largest batch."""
+    """Yield a table per cell, then those of the ops, profile and largest batch."""
     for members in cells(rows):
         yield step_table(members)
     if found := [row for row in rows if "us_p50" in row]:

@@ -30,10 +30,10 @@ class Task:
 
 
 def run_bench(settings: Bench, console: Console) -> int:
-    """Run `deepcontrol bench`; returns the exit code."""
+    """Run `deepcontrol bench` and return the exit code."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not console.is_terminal:
-        console.width = 120  # in a log, tables need not fit a screen
+        console.width = 120  # a log has no screen width
     out = settings.out or default_out(settings, device)
     if settings.report:
         rows = read_rows(out)
@@ -54,7 +54,7 @@ def default_out(settings: Bench, device: str) -> Path:
 
 
 def measure_all(settings: Bench, device: str, out: Path, console: Console) -> list[Row]:
-    """Measure the missing cases and write the CSV after each; returns all rows."""
+    """Measure the missing cases, write the CSV after each, and return all rows."""
     now = datetime.datetime.now(datetime.UTC)
     here = {**provenance(device), "source": source_hash(), "run": f"{now:%Y-%m-%dT%H:%M:%SZ}"}
     console.print(f"Hardware: {here['hardware']}; torch {here['torch']}", highlight=False)
@@ -94,7 +94,7 @@ def measure_all(settings: Bench, device: str, out: Path, console: Console) -> li
 
 
 def gpu_tasks(settings: Bench) -> list[Task]:
-    """List the tasks: the main training steps, the small groups, the rest of the grid."""
+    """List the tasks: main training steps, small groups, the rest of the grid."""
     steps = network_cases(settings)
     ordered: list[tuple[Callable[[Case, int], list[Row]], Sequence[Case]]] = [
         (measure_step, [case for case in steps if tier(case) == 0]),
@@ -118,7 +118,7 @@ def cpu_tasks(settings: Bench) -> list[Task]:
 
 
 def is_valid(row: Row, here: Row) -> bool:
-    """Check that a row has this hardware, these versions and this source, and no error."""
+    """Return whether a row has no error and the same hardware, versions and source."""
     if "error" in row:
         return False
     same = [k for k in here if k not in ("run", "date")]
@@ -132,7 +132,10 @@ def is_done(task: Task, rows: Sequence[Row]) -> bool:
 def check_first(
     task: Task, device: str, checked: set[str], settings: Bench, console: Console
 ) -> None:
-    """Check a network before its first case. Groups without a network are parts of SegNet."""
+    """Check a network before its first case.
+
+    Groups without a network are parts of SegNet.
+    """
     group = task.cases[0].group
     network = group if group in NETWORKS else "segnet"
     if network in checked:
@@ -184,7 +187,7 @@ def log_line(row: Row) -> str:
 
 
 def draw_chart(rows: Sequence[Row], path: Path, console: Console) -> None:
-    """Draw the chart, or say how to get it where matplotlib is missing."""
+    """Draw the chart, or print how to get it if matplotlib is missing."""
     try:
         from .chart import draw
     except ModuleNotFoundError as error:

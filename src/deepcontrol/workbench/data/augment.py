@@ -32,7 +32,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Augment:
-    """Ranges of the random augmentation. Images larger than the training size are cropped."""
+    """Ranges of the random augmentation. Larger images are cropped."""
 
     flip: bool = True
     """Flip half of the images horizontally."""

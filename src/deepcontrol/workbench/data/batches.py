@@ -143,7 +143,7 @@ class Batches:
 
 
 def normalized(images: Tensor) -> Tensor:
-    """Normalize images (N, H, W, 3) with values 0 to 255 to (N, 3, H, W), channels_last."""
+    """Normalize images (N, H, W, 3), 0 to 255, to (N, 3, H, W), channels_last."""
     images = ((images - PIXEL_MEAN) / PIXEL_STD).permute(0, 3, 1, 2)
     return images.contiguous(memory_format=torch.channels_last)
 

@@ -35,7 +35,7 @@ def from_pairs(split: str, pairs: Sequence[Pair], native: Size) -> PairedFiles:
 
 
 def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
-    """Pair the images of a split with their labels, and list an error for each unpaired file."""
+    """Pair images with labels, and list an error for each unpaired file."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     annotations = root / f"{split}annot"

@@ -73,7 +73,7 @@ def from_pairs(split: str, pairs: Sequence[Pair], native: Size, classes: int = 1
 
 
 def find_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
-    """Pair the images of a split with their labels, and list an error for each unpaired file."""
+    """Pair images with labels, and list an error for each unpaired file."""
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
     cities, faults = _cities(root / "leftImg8bit" / split)
@@ -112,7 +112,7 @@ def _cities(folder: Path) -> tuple[list[Path], list[DataError]]:
 
 
 def class_of_label_id(classes: int) -> tuple[tuple[int, int], ...]:
-    """Return (label id, class id or VOID) for every label id, including -1 (stored as 255)."""
+    """Return (label id, class id or VOID) for every label id; -1 is stored as 255."""
     if classes not in (19, 14):
         raise ValueError(f"classes must be 19 or 14, got {classes}")
     table = dict.fromkeys([*range(LABEL_IDS), 255], VOID)

@@ -33,14 +33,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairedFiles:
-    """A `Source` of image and label files. A table maps the ids in the files to classes."""
+    """A `Source` of image and label files. A table maps their ids to classes."""
 
     name: str
     classes: tuple[str, ...]
     palette: Palette
     pairs: tuple[Pair, ...]
     class_of: tuple[tuple[int, int], ...]  # (id in the file, class id or VOID)
-    native: Size  # of every image
+    native: Size  # size of every image
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -115,7 +115,7 @@ def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
 
 
 def read_ids(path: Path, size: Size | None = None) -> NDArray[np.int32]:
-    """Read integer ids (H, W) from a single-channel image, resized by nearest neighbor."""
+    """Read ids (H, W) from a single-channel image, resized by nearest neighbor."""
     image = open_image(path)
     if image.mode not in ("L", "P", "I", "I;16"):
         raise DataError(path, f"expected one channel of integer ids, got {image.mode}")
@@ -125,7 +125,7 @@ def read_ids(path: Path, size: Size | None = None) -> NDArray[np.int32]:
 
 
 def native_size(image: Path, *maps: Path) -> Size:
-    """Return the size of an image; raise DataError if a label map has a different size."""
+    """Return the size of an image; raise DataError if a label map differs."""
     size = _size(image)
     for path in maps:
         if _size(path) != size:

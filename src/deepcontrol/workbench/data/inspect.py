@@ -94,7 +94,7 @@ def _most_common_size(pairs: list[Pair]) -> tuple[int, int]:
 def contact_sheet(
     source: Source, count: int, size: Size, columns: int = 3, first: int = 0
 ) -> Image.Image:
-    """Draw `count` samples from `first` on, each with its colored labels on the right."""
+    """Draw `count` samples from `first` on, each next to its colored labels."""
     tiles = []
     for index in range(first, min(first + count, len(source))):
         sample = source.read(index, size)

@@ -41,7 +41,10 @@ class Source(Protocol):
         ...
 
     def read(self, index: int, size: Size) -> Sample:
-        """Read a sample, resized to cover `size`. All samples of a source get the same size."""
+        """Read a sample, resized to cover `size`.
+
+        All samples of a source get the same size.
+        """
         ...
 
 
@@ -57,7 +60,7 @@ class DataError(ValueError):
 
 
 def covering(native: Size, size: Size) -> Size:
-    """Return the smallest size that covers `size` and keeps the aspect ratio of `native`.
+    """Return the smallest size with the aspect ratio of `native` that covers `size`.
 
     >>> covering(native=(1024, 2048), size=(256, 512)), covering((384, 512), (256, 512))
     ((256, 512), (384, 512))

@@ -41,7 +41,7 @@ class Accuracy:
 
 
 def check(run: Runner, model: nn.Module, sizes: Sizes) -> Comparison:
-    """Compare a file with its network on random images of each shape of `sizes.checked`.
+    """Compare a file with its network on random images of all `sizes.checked`.
 
     Raises:
         MismatchError: The outputs differ by more than TOLERANCE.
@@ -69,7 +69,7 @@ def check(run: Runner, model: nn.Module, sizes: Sizes) -> Comparison:
 
 
 def difference(run: Runner, model: nn.Module, images: Tensor) -> float:
-    """Return the largest difference of any output, divided by the largest output or by 1."""
+    """Return the largest difference, divided by the largest output or by 1."""
     with torch.no_grad():
         expected = as_tuple(model(images))
     found = run(images)

@@ -1,4 +1,4 @@
-"""The command `deepcontrol export`, and the JSON description beside the exported file."""
+"""The command `deepcontrol export`, and the JSON description of the exported file."""
 
 import json
 import tempfile
@@ -50,7 +50,7 @@ class Export:
     AGC (automatic gain control) layers are folded: each becomes a convolution with a computed bias.
     The exported file runs on random images of two shapes. If its outputs differ from torch by more
     than 1e-4 (relative to the largest output, or absolute if that is below 1), no file is written
-    and the exit code is 1. A JSON file beside the export describes its inputs, outputs and classes.
+    and the exit code is 1. A JSON file next to the export describes inputs, outputs and classes.
 
     The options --fixed-means and --int8 change the outputs. The pixel error on the validation set
     is printed before and after.
@@ -187,7 +187,7 @@ def describe(
     sizes: Sizes,
     comparison: Comparison,
 ) -> dict[str, Any]:
-    """Describe inputs, outputs, classes and check results of an exported file for its users."""
+    """Describe inputs, outputs, classes and check results of an exported file."""
     batch, height, width = AXES.values() if sizes.fixed is None else (1, *sizes.fixed)
     channels = {"classes": len(network.classes), "contour": 1}
     return {

@@ -82,13 +82,13 @@ CALIBRATION_IMAGES = 64  # at most
 
 
 class RunImages:
-    """Images of a run's dataset as the network sees them, one at a time, without augmentation."""
+    """Images of a run's dataset, one at a time and without augmentation."""
 
     def __init__(self, config: Train, data_root: Path | None = None) -> None:
         self._config = config if data_root is None else replace(config, data_root=data_root)
 
     def calibration(self) -> Iterator[Tensor]:
-        """Iterate over training images (1, 3, H, W), in windows if the run evaluates in windows.
+        """Iterate over training images (1, 3, H, W), in windows if the run uses them.
 
         Validation images are not used, so that they can measure the result.
         """

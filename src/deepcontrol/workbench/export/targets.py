@@ -41,7 +41,7 @@ class Sizes:
 
     @property
     def traced(self) -> Shape:
-        """Shape of the example input. Its sizes differ, so that tracing does not equate them."""
+        """Shape of the example input, with distinct sizes: tracing equates equal ones."""
         if self.fixed is not None:
             return (1, 3, *self.fixed)
         return (2, 3, 3 * self.smallest // 2, 2 * self.smallest)
@@ -197,7 +197,7 @@ def _quiet_registration() -> Iterator[None]:
 
 
 def write_exported(program: ExportedProgram, path: Path, outputs: Sequence[str]) -> None:
-    """Write a torch.export file with the weights. The format has no names for outputs."""
+    """Write a torch.export file with the weights. Outputs have no names in it."""
     file = io.BytesIO()  # torch.export.save to a path kills the process on a full disk
     with ignore_torch_warnings():
         torch.export.save(program, file)
@@ -217,7 +217,7 @@ def run_exported(path: Path) -> Runner:
 
 
 def write_executorch(program: ExportedProgram, path: Path, outputs: Sequence[str]) -> None:
-    """Write an ExecuTorch file that uses XNNPACK. The format has no names for outputs."""
+    """Write an ExecuTorch file that uses XNNPACK. Outputs have no names in it."""
     with ignore_torch_warnings():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
@@ -246,7 +246,7 @@ class Target:
 
     suffix: str
     extra: str | None  # extra in pyproject.toml with its packages
-    write: Callable[[ExportedProgram, Path, Sequence[str]], None]  # with the names of the outputs
+    write: Callable[[ExportedProgram, Path, Sequence[str]], None]  # takes the output names
     run: Callable[[Path], Runner]
     fixed_size: bool = False  # takes one image of one size
 

@@ -138,7 +138,7 @@ def predict_one(
 
 
 def choose_tiles(network: Network, image: Size, tile: Size | None, free: int) -> list[Tile]:
-    """Cut an image into tiles of the given size, or of the largest size that fits in memory."""
+    """Cut an image into tiles of the given size, or the largest that fits in memory."""
     stride, halo = network.total_stride, network.halo
     if tile is None:
         tile = choose_tile_size(network.bytes_per_pixel, image, stride, halo, free)

@@ -33,7 +33,7 @@ class Network:
 
     @property
     def total_stride(self) -> int:
-        """Input pixels per position of the deepest feature map. Tiles start at multiples of it."""
+        """Input pixels per position of the deepest map. Tiles start at its multiples."""
         return int(self.model.total_stride)  # type: ignore[arg-type]
 
     @property

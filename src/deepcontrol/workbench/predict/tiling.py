@@ -51,7 +51,7 @@ class RegionReader(Protocol):
 
 @dataclass(frozen=True)
 class Tile:
-    """A part of an image: the core gets labels, the window is the input of the network."""
+    """A part of an image: the core is labeled, the window is the network input."""
 
     core: tuple[Span, Span]  # rows, columns
     window: tuple[Span, Span]
@@ -98,7 +98,8 @@ def _spans(length: int, core: int, stride: int, halo: int) -> list[tuple[Span, S
 
 
 def round_up(length: int, multiple: int) -> int:
-    """
+    """Round a length up to a multiple.
+
     >>> round_up(211, 32)
     224
     """
@@ -108,7 +109,7 @@ def round_up(length: int, multiple: int) -> int:
 def label_tiled(
     model: nn.Module, image: RegionReader, tiles: list[Tile], progress: Progress = lambda *_: None
 ) -> NDArray[np.uint8]:
-    """Return the most likely class of each pixel (H, W). The model must be in eval mode."""
+    """Return the most likely class of each pixel (H, W), for a model in eval mode."""
     ids = np.zeros(image.size, np.uint8)
     for tile, logits in tile_logits(model, image, tiles, progress):
         rows, columns = (slice(*span) for span in tile.core)
@@ -147,7 +148,7 @@ def tile_logits(
 def label_blended(
     model: nn.Module, image: RegionReader, size: Size, progress: Progress = lambda *_: None
 ) -> NDArray[np.uint8]:
-    """Return the most likely class of each pixel (H, W), from overlapping windows of `size`.
+    """Return the class of each pixel (H, W) from overlapping windows of `size`.
 
     The probabilities of a pixel are averaged over its windows, with weights that fall linearly from
     the center of a window to its edges. Only one row of windows is held in memory. The model must
@@ -191,7 +192,7 @@ def window_grid(image: Size, size: Size) -> tuple[list[int], list[int]]:
 
 
 def blend_weights(size: Size, device: torch.device) -> Tensor:
-    """Return the weight of each position of a window (H, W), proportional to edge distances.
+    """Return the weights of a window (H, W), proportional to edge distances.
 
     >>> blend_weights((1, 4), torch.device("cpu"))
     tensor([[0.2500, 0.7500, 0.7500, 0.2500]])
@@ -220,8 +221,8 @@ def core_logits(outputs: Any, tile: Tile) -> Tensor:
 def choose_tile_size(per_pixel: float, image: Size, stride: int, halo: int, free: int) -> Size:
     """Return the largest size of a core that fits in memory.
 
-    That is the whole image, or a square core whose window needs at most MEMORY_FRACTION of the
-    `free` bytes. A core is at least as wide as its halo, even if its window needs more.
+    That is the whole image, or a square core with a window that needs at most MEMORY_FRACTION of
+    the `free` bytes. A core is at least as wide as its halo, even if its window needs more.
     """
     pixels = MEMORY_FRACTION * free / per_pixel
     if math.prod(image) <= pixels:
@@ -232,7 +233,7 @@ def choose_tile_size(per_pixel: float, image: Size, stride: int, halo: int, free
 
 
 def bytes_per_pixel(model: nn.Module, stride: int) -> float:
-    """Return the peak memory of a forward pass per input pixel, estimated on the meta device."""
+    """Estimate the peak memory of a forward pass per pixel, on the meta device."""
     side = PROBE_STRIDES * stride
     on_meta = copy.deepcopy(model).to("meta")
     with torch.inference_mode(), _LiveBytes() as live:
@@ -276,7 +277,7 @@ def _storage(a: Tensor) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a GPU, or of the host within the limit of its container."""
+    """Return the free bytes of a GPU, or of the host within its container limit."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_available_memory(), _cgroup_headroom())

@@ -14,12 +14,12 @@ from ..studyfolder import RUNS, StudyRuns, is_study, read_study
 
 @dataclass(frozen=True)
 class Report:
-    """Write a page about runs, finished or not: curves, table, lambda by layer, pictures.
+    """Write a page about runs: curves, table, lambda by layer, pictures.
 
     For a study folder (`deepcontrol reproduce`), the page shows a summary, the paper's figure 1,
     the verdicts, lambda and pictures. The figures are also written as files.
 
-    The page is one self-contained HTML file.
+    The page is one self-contained HTML file. Runs may be unfinished.
     """
 
     runs: Annotated[

@@ -98,7 +98,7 @@ def _save_png(figure: Figure, path: Path, shaded: bool) -> None:
     picture.save(path, optimize=True)
 
 
-_PATH = re.compile(rb'<path (id="m\w*" )?d="[^"]*"')  # of lines and areas, not of glyphs
+_PATH = re.compile(rb'<path (id="m\w*" )?d="[^"]*"')  # lines and areas, not glyphs
 _DECIMALS = re.compile(rb"(\d\.\d\d)\d+")
 
 
@@ -139,7 +139,7 @@ def draw_loss(runs: Sequence[Run]) -> Figure:
 
 
 def _draw_metric(axes: Axes, runs: Sequence[Run], name: str, factor: float) -> None:
-    """Draw a line for each run, from epoch 1. Epoch 0 would compress the rest of the scale."""
+    """Draw a line for each run from epoch 1 on. Epoch 0 would compress the scale."""
     highest = 0.0
     for i, run in enumerate(runs):
         epochs, values = run.series(name)
@@ -167,7 +167,7 @@ NORM_COLORS = dict(zip(NORM_NAMES, COLORS, strict=False))  # as in the panels of
 
 
 def draw_final_errors(errors: Mapping[str, Mapping[int, Measurement]]) -> Figure:
-    """Draw the final error by norm and batch size: a bar for the mean, a dot for each seed."""
+    """Draw the final error by norm and batch size: bars for means, dots for seeds."""
     batches = sorted({batch for by_batch in errors.values() for batch in by_batch})
     width = 0.8 / max(1, len(errors))
     with drawing(5.6, 3.4) as figure:
@@ -219,7 +219,7 @@ USUAL = 0.99  # fraction of the later values inside the axis range; single spike
 Runs = Mapping[str, Run]  # by name
 Points = dict[int, float]  # by epoch
 Range = tuple[float, float]
-Ranges = dict[str, Range | None]  # of a panel's y axis, by its letter; None without values
+Ranges = dict[str, Range | None]  # y range of each panel by its letter; None without values
 
 
 def draw_figure(panels: Sequence[Panel], runs: Runs, ranges: Ranges, subtitle: str) -> Figure:
@@ -246,7 +246,7 @@ def own_ranges(panels: Sequence[Panel], runs: Runs) -> Ranges:
 
 
 def paired_ranges(panels: Sequence[Panel], runs: Runs) -> Ranges:
-    """Return ranges in which two error panels of a row share one axis, for comparison."""
+    """Return ranges in which two error panels of a row share one axis."""
     found = own_ranges(panels, runs)
     for pair in zip(panels[::2], panels[1::2], strict=True):
         left, right = (found[panel.letter] for panel in pair)
@@ -257,7 +257,7 @@ def paired_ranges(panels: Sequence[Panel], runs: Runs) -> Ranges:
 
 
 def usual_range(panel: Panel, runs: Runs) -> Range | None:
-    """Return the range of the values after the first third of the epochs, without the spikes."""
+    """Return the range after the first third of the epochs, without spikes."""
     lines = [runs_of(line, runs) for line in panel.lines]
     seeds = [p for of_line in lines for run in of_line if (p := points(run, panel.metric))]
     if not seeds:
@@ -271,7 +271,7 @@ def usual_range(panel: Panel, runs: Runs) -> Range | None:
 
 
 def draw_panel(axes: Axes, panel: Panel, runs: Runs, shown: Range | None) -> None:
-    """Draw each seed as a thin line, their mean as a bold one, and a cross per diverged run."""
+    """Draw seeds as thin lines, their mean as a bold one, diverged runs as crosses."""
     axes.set_title(f"({panel.letter}) {panel.title}")
     axes.set(xlabel="epoch", ylabel=METRIC_LABELS[panel.metric])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -345,6 +345,6 @@ def runs_of(line: Line, runs: Runs) -> list[Run]:
 
 
 def points(run: Run, metric: str) -> Points:
-    """Return a metric by epoch, from epoch 1. Epoch 0 would compress the rest of the scale."""
+    """Return a metric from epoch 1 on. Epoch 0 would compress the scale."""
     pairs = zip(*run.series(metric), strict=True)
     return {epoch: FACTORS[metric] * value for epoch, value in pairs if epoch > 0}

@@ -42,7 +42,7 @@ class Track:
 
 
 def track(run: Run, parameter: str) -> Track | None:
-    """Collect mean_scale, gain or bias of all layers, or return None if no layer has it."""
+    """Collect mean_scale, gain or bias of all layers; None if no layer has it."""
     names = _names(run, parameter)
     if not names:
         return None
@@ -128,7 +128,10 @@ def _widen(limits: tuple[float, float], start: float) -> tuple[float, float]:
 
 
 def departure(track: Track, start: float) -> Values:
-    """Return the largest distance of 90% of a layer's filters to `start`: (layers, epochs)."""
+    """Return the largest distance of 90% of the filters to `start`.
+
+    The shape is (layers, epochs).
+    """
     return np.maximum(np.abs(track.values["q05"] - start), np.abs(track.values["q95"] - start))
 
 
@@ -173,7 +176,7 @@ def heat(axes: Axes, track: Track, values: Values, scale: Scale) -> QuadMesh:
         cmap=scale.colors,
         vmin=scale.low,
         vmax=scale.high,
-        rasterized=True,  # as vectors, the page would be large
+        rasterized=True,  # vector graphics would make the page large
     )
     axes.set_facecolor("#dddddd")  # missing values, since white is the initial value
     axes.set_xlabel("epoch")
@@ -223,7 +226,7 @@ def edges_of(epochs: Sequence[int]) -> np.ndarray:
 
 
 def draw_spread(axes: Axes, track: Track, start: float) -> None:
-    """Draw the filters of each layer: range, 90% and 50% as bars, the median as a tick."""
+    """Draw the filters of each layer: range, 90% and 50% as bars, median as a tick."""
     last = {name: values[:, -1] for name, values in track.values.items()}
     rows = np.arange(len(track.names))
     axes.axvline(start, color=FAINT, linewidth=1, zorder=0)
@@ -242,7 +245,7 @@ def draw_spread(axes: Axes, track: Track, start: float) -> None:
 
 
 def draw_multiples(track: Track, symbol: str, start: float, columns: int = 7) -> Figure:
-    """Draw a small chart for each layer: quantiles over its filters by epoch, on common axes."""
+    """Draw quantiles over the filters by epoch, one small chart per layer."""
     rows = math.ceil(len(track.names) / columns)
     with drawing(11, 0.5 + 1.15 * rows) as figure:
         grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -253,7 +256,7 @@ def draw_multiples(track: Track, symbol: str, start: float, columns: int = 7) ->
                 axes.tick_params(labelbottom=lowest)
             else:
                 axes.set_axis_off()
-        grid[0, 0].set_ylim(*_widen(grid[0, 0].get_ylim(), start))  # of all, since they share it
+        grid[0, 0].set_ylim(*_widen(grid[0, 0].get_ylim(), start))  # shared by all charts
         figure.supxlabel("epoch", fontsize=8)
         figure.supylabel(symbol, fontsize=8)
     return figure

@@ -51,7 +51,7 @@ from .summary import (
 )
 
 INITIAL = {"mean_scale": 1.0, "gain": 1.0, "bias": 0.0}  # lambda, gamma and beta
-OUTCOMES = dict(zip(VERDICTS, ("holds", "fails", "is undecided"), strict=True))  # of a check
+OUTCOMES = dict(zip(VERDICTS, ("holds", "fails", "is undecided"), strict=True))  # check outcomes
 
 
 def environment() -> jinja2.Environment:
@@ -81,7 +81,7 @@ class Section:
 
     run: Run
     color: str
-    dashes: str  # of its line, in SVG's notation
+    dashes: str  # SVG dash array of its line
     depth: str | None
     multiples: str | None
     others: str | None
@@ -242,7 +242,7 @@ def grid_rows(study: Study) -> dict[int, dict[float, Cell]]:
 
 
 def study_pictures(study: Study, runs: StudyRuns) -> list[tuple[str, int, str]]:
-    """Return label, epoch and data URI of the last sample picture of each pictured run."""
+    """Return label, epoch and data URI of the last picture of each pictured run."""
     found = []
     for run in runs.with_metrics(study.pictured):
         for epoch, path in run.samples[-1:]:

@@ -15,12 +15,12 @@ def first_and_last(samples: Sequence[tuple[int, Path]]) -> list[tuple[int, Path]
 
 
 def picture_uri(path: Path) -> str:
-    """Return a picture as a data URI for <img>, or raise ValueError if it cannot be read."""
+    """Return a picture as a data URI; raise ValueError if it cannot be read."""
     return f"data:image/jpeg;base64,{base64.b64encode(as_jpeg(path)).decode()}"
 
 
 def as_jpeg(path: Path) -> bytes:
-    """Return a picture as a JPEG of moderate size, or raise ValueError if it cannot be read."""
+    """Return a picture as a small JPEG; raise ValueError if it cannot be read."""
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")

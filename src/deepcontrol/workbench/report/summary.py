@@ -27,7 +27,7 @@ FinalErrors = dict[str, dict[int, Measurement]]  # by norm and batch size
 
 
 def final_errors(study: Study, runs: StudyRuns) -> FinalErrors:
-    """Return SegNet's final error by norm and batch size, at the paper's learning rates.
+    """Return SegNet's final error by norm and batch, at the paper's learning rates.
 
     They are the lines of the panels that compare batch sizes: one norm, and a learning rate
     proportional to the batch size. Arms without a finished run are left out.
@@ -68,7 +68,7 @@ def _first_run(line: Line, runs: StudyRuns) -> Run | None:
 
 
 def study_summary(study: Study, errors: FinalErrors) -> str:
-    """Summarize a study in a few sentences: errors, time and memory, and the verdicts."""
+    """Summarize a study in a few sentences: errors, time, memory and verdicts."""
     sentences = [*_error_sentences(study, errors), _speed_sentence(study), _verdict_sentence(study)]
     return " ".join(filter(None, sentences))
 
@@ -183,7 +183,7 @@ class Summary:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the settings that differ between runs, and those always shown."""
+    """Return the settings that differ between runs, and those always shown."""
     names = dict.fromkeys(name for run in runs for name in run.config)
     return [
         name
@@ -200,7 +200,7 @@ def in_common(runs: Sequence[Run]) -> Row:
 
 
 def runs_summary(runs: Sequence[Run]) -> str:
-    """Return a sentence on the run with the lowest validation error; "" if none has an error."""
+    """Return a sentence on the lowest validation error; "" if there is none."""
     errors = [(min(values), run) for run in runs if (values := run.series("val_error")[1])]
     if not errors:
         return ""

@@ -24,7 +24,8 @@ DATA_NAMES = {"camvid": "CamVid", "cityscapes": "Cityscapes", "streets": "synthe
 
 
 def join_words(words: Sequence[str]) -> str:
-    """
+    """Join words with commas and "and".
+
     >>> join_words(["1", "4", "8"]), join_words(["1", "4"]), join_words(["1"])
     ('1, 4 and 8', '1 and 4', '1')
     """
@@ -64,7 +65,8 @@ def measurement_text(
 
 
 def number_text(value: float, digits: int | None) -> str:
-    """
+    """Format a number with this many decimals; None drops trailing zeros.
+
     >>> number_text(7.5, None), number_text(-0.26, 1), number_text(-0.001, 2)
     ('7.5', '-0.3', '0.00')
     """
@@ -103,12 +105,12 @@ def check_quantity(check: CheckResult) -> str:
 
 
 def check_region(check: CheckResult) -> str:
-    """Return the region of a check in words, such as "within 1 point of 0"."""
+    """Return the region of a check as text, such as "within 1 point of 0"."""
     return check.text.get("region") or region_text(check.low, check.high, check.unit)
 
 
 def check_rule(check: CheckResult) -> str:
-    """Return measure and region without the arms: "final error: difference above 1 point"."""
+    """Return "final error: difference above 1 point", without the arms."""
     if "rule" in check.text:
         return check.text["rule"]
     if check.kind == "ratio":
@@ -118,7 +120,8 @@ def check_rule(check: CheckResult) -> str:
 
 
 def region_text(low: float | None, high: float | None, unit: str = "") -> str:
-    """
+    """Describe an open region with its unit.
+
     >>> region_text(-1, 1, "points"), region_text(2, None, "points"), region_text(0.6, 1)
     ('within 1 point of 0', 'above 2 points', 'between 0.6 and 1')
     """
@@ -139,7 +142,7 @@ def _with_unit(number: float, unit: str) -> str:
 
 
 def check_found(check: CheckResult) -> str:
-    """Return the estimate and its interval in words, or the reason why there is none."""
+    """Return the estimate and its interval as text, or why there is none."""
     if "found" in check.text:
         return check.text["found"]
     seeds = " and ".join(dict.fromkeys(str(operand.n) for operand in check.operands))
@@ -172,7 +175,7 @@ def check_found(check: CheckResult) -> str:
 
 
 def deciding_checks(claim: ClaimResult) -> list[CheckResult]:
-    """Return the checks that lead to the claim's verdict: one failed check fails a claim."""
+    """Return the checks that decide a claim. One failed check fails it."""
     return [check for check in claim.checks if check.verdict == claim.verdict]
 
 
@@ -218,12 +221,15 @@ def short_labels(labels: Sequence[str]) -> list[str]:
 
 
 def group_of(claim: ClaimResult) -> str:
-    """Return the group under which a claim is listed: its verdict, or "beyond the paper"."""
+    """Return the group of a claim: its verdict, or "beyond the paper"."""
     return "beyond the paper" if claim.beyond_paper else claim.verdict
 
 
 def grouped_claims(study: Study) -> dict[str, list[ClaimResult]]:
-    """Return the claims by group, without empty groups: the paper's by verdict, then ours."""
+    """Return the claims by group: the paper's by verdict, then ours.
+
+    Empty groups are left out.
+    """
     groups: dict[str, list[ClaimResult]] = {group: [] for group in GROUPS}
     for claim in study.claims:
         groups[group_of(claim)].append(claim)
@@ -282,7 +288,7 @@ def _cell_line(measured: Measurement) -> str:
 
 
 def verdicts_markdown(study: Study) -> str:
-    """Return the content of verdicts.md: a table per group, the protocol and the note."""
+    """Return the content of verdicts.md: a table per group, protocol and note."""
     parts = [f"**{counts_text(study)}.** {finished_text(study)}: {protocol_text(study)}."]
     for group, claims in grouped_claims(study).items():
         parts += [f"## {group.capitalize()}", verdict_table(claims)]
@@ -297,7 +303,8 @@ def percent(fraction: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """
+    """Format a duration in seconds, minutes or hours.
+
     >>> duration_text(59.4), duration_text(3600 * 30 + 61)
     ('59 s', '30:01 h')
     """

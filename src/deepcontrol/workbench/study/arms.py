@@ -50,7 +50,7 @@ class Arm:
 
     @property
     def variants(self) -> list[str]:
-        """Words for the settings that differ from the paper's.
+        """Descriptions of the settings that differ from the paper's.
 
         >>> agc(4, init="identity", fixed_gamma=1.0).variants
         ['identity init', 'gamma = 1']
@@ -79,7 +79,7 @@ class Arm:
 
 
 def agc(batch: int, lr: float | None = None, **others: Any) -> Arm:
-    """Return an arm with AGC. The learning rate defaults to the paper's for this batch size."""
+    """Return an arm with AGC. lr defaults to the paper's for this batch size."""
     return Arm("agc", batch, learning_rate(batch) if lr is None else lr, **others)
 
 

@@ -47,7 +47,7 @@ from .rules import BenchRatio, Check, Evidence, combine
 SAME = 1.0  # points of error
 FASTER = SAME / 2  # smallest difference of early errors that counts as faster learning
 LEARNS = 10.0  # largest distance to the usual error of a run that learns at all
-SCALE = 4.0  # of the class weights; a power of two, so that rounding makes no difference
+SCALE = 4.0  # factor on the class weights; a power of two, so that scaling is exact
 
 
 @dataclass(frozen=True)

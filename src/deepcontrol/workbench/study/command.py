@@ -98,7 +98,7 @@ def write_pack(settings: Reproduce, queue: Queue, packed: Reproduce) -> Study:
 
 
 def update_record(settings: Reproduce, queue: Queue) -> None:
-    """Write study.json while runs are training, so that a killed study can be reported on.
+    """Write study.json during training, for a report if the study is killed.
 
     A disk error is ignored here, because the final write reports it.
     """

@@ -1,9 +1,8 @@
 """Executors: train runs in processes of this machine, or as tasks on a Ray cluster.
 
-Each run is a process of its own: `python -m deepcontrol.workbench.study.executors CONFIG` trains
-the run that the JSON text describes. Its standard input is a pipe that nobody writes to. When the
-pipe closes, because the process at the other end has ended, the run saves and stops as after
-SIGTERM.
+Each run is a separate process: `python -m deepcontrol.workbench.study.executors CONFIG` trains
+the run that the JSON text describes. Its standard input is a pipe without data. When the pipe
+closes, because the process at the other end has ended, the run saves and stops as after SIGTERM.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from ..train.loop import train
 from .jobs import Job
 
 GRACE = 120.0  # seconds to save before a process is killed
-POLL = 0.5  # seconds between two looks at the stop flag
+POLL = 0.5  # seconds between two reads of the stop flag
 
 
 # The process of a run
@@ -41,7 +40,7 @@ def worker_command(config: Train) -> list[str]:
 def start_worker(
     config: Train, log: IO[str], environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[str]":
-    """Start the process of a run. It stops when this process ends, for whatever reason."""
+    """Start the process of a run. It stops when this process ends."""
     return subprocess.Popen(
         worker_command(config),
         stdin=subprocess.PIPE,
@@ -64,7 +63,7 @@ def stop_process(process: "subprocess.Popen[str]", seconds: float) -> int:
 
 
 def worker_main() -> int:
-    """Train the run of the command line and return the exit code."""
+    """Train the run given on the command line and return the exit code."""
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
         return train(from_json(json.loads(sys.argv[1])), Console(width=200))
@@ -91,7 +90,7 @@ class Slot:
 
 
 def find_slots(per_device: int | None, gpus: Sequence[str], cores: int) -> list[Slot]:
-    """Return slots on each GPU (default: one each), or on the CPU (default: one per core).
+    """Return slots on each GPU (default: one), or on the CPU (default: one per core).
 
     >>> [slot.name for slot in find_slots(2, ["0", "1"], cores=8)]
     ['gpu 0', 'gpu 1', 'gpu 0', 'gpu 1']
@@ -215,7 +214,9 @@ def ray_task(config: Train, log: Path, flag: Any) -> int:
 
 
 class OnRay:
-    """Executor with one Ray task per run: `per_gpu` on each GPU, or one per core without GPUs.
+    """Executor with one Ray task per run.
+
+    It runs `per_gpu` tasks on each GPU, or one per core without GPUs.
 
     ray.init() connects to the cluster of RAY_ADDRESS or of this machine, or starts one here. All
     nodes must share the study folder and the data. A task runs the same process as `Local`. It
@@ -282,7 +283,7 @@ class OnRay:
 
 
 def with_absolute_paths(config: Train) -> Train:
-    """Make paths absolute, because Ray runs tasks in a folder of its own."""
+    """Make paths absolute, because Ray runs tasks in another folder."""
     root = config.data_root
     return replace(
         config, out=config.out.absolute(), data_root=None if root is None else root.absolute()

@@ -31,7 +31,7 @@ from .measures import Curve, LayerLambda
 from .settings import Preset
 
 ATTEMPTS = 2
-POLL = 0.5  # seconds between two looks at the runs
+POLL = 0.5  # seconds between two polls of the runs
 
 
 # The plan
@@ -73,7 +73,7 @@ def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path |
 
 
 def refuse_changed(jobs: list[Job]) -> None:
-    """Raise ConfigChangedError if an existing run has another configuration than its job."""
+    """Raise ConfigChangedError if an existing run differs from its job."""
     for job in jobs:
         try:
             existing, _ = load_config(job.folder)
@@ -88,7 +88,7 @@ def refuse_changed(jobs: list[Job]) -> None:
 
 
 def train_command(config: Train) -> list[str]:
-    """Return the `deepcontrol train` command of a run, without options at their defaults."""
+    """Return the `deepcontrol train` command of a run, without default options."""
     words = ["deepcontrol", "train"]
     for f in fields(Train):
         value = getattr(config, f.name)
@@ -105,7 +105,7 @@ def train_command(config: Train) -> list[str]:
 
 
 def without_local_paths(config: Train) -> Train:
-    """Replace absolute paths, which mean nothing on another machine."""
+    """Replace absolute paths, which are invalid on other machines."""
     root = config.data_root
     return replace(
         config,
@@ -129,7 +129,7 @@ class Progress:
     """The state of a run folder."""
 
     epoch: int  # last epoch with a record, or -1
-    error: float | None  # of that epoch, as a fraction
+    error: float | None  # validation error of that epoch, as a fraction
     diverged: int | None  # epoch
 
     def is_finished(self, config: Train) -> bool:
@@ -157,7 +157,7 @@ def finished_curve(job: Job) -> Curve | None:
     """Read the result of a run, or return None if the run is not finished.
 
     Raises:
-        ValueError: the run is finished but its files are incomplete.
+        ValueError: The run is finished but its files are incomplete.
     """
     if not progress(job).is_finished(job.config):
         return None
@@ -170,7 +170,7 @@ def finished_curve(job: Job) -> Curve | None:
         pairs = zip(*run.series(name), strict=True)
         columns[name] = tuple(factor * v for e, v in pairs if 0 < e <= job.config.epochs)
     errors, losses = columns["val_error"], columns["val_loss"]
-    if run.diverged is not None:  # the last lambda of a diverged run means nothing
+    if run.diverged is not None:  # the last lambda of a diverged run is meaningless
         return Curve(errors, losses, diverged=run.diverged)
     if gap := run.missing_epochs(job.config.epochs):
         raise ValueError(gap)
@@ -230,7 +230,7 @@ class Queue:
         jobs: The runs, in training order.
         logs: Folder of the processes' output.
         on_change: Called with an entry and a message for each change of state.
-        on_poll: Called with the queue after each look at the runs.
+        on_poll: Called with the queue after each poll of the runs.
         on_finish: Called with each finished job before another one starts.
         on_ended: Called with the queue whenever processes have ended.
         selected: Names of the jobs to train; None for all.
@@ -264,7 +264,7 @@ class Queue:
         deadline: float,
         last_start: float = math.inf,
     ) -> None:
-        """Train until all runs are finished, the deadline has passed, or a signal arrives.
+        """Train until all runs are finished, the deadline passes or a signal arrives.
 
         After `last_start` no run is started, and the running ones continue.
         """
@@ -330,7 +330,7 @@ class Queue:
     def _mark_if_finished(self, entry: QueueEntry) -> bool:
         if entry.progress.is_finished(entry.job.config):
             entry.state = "done" if entry.progress.diverged is None else "diverged"
-            entry.fault = ""  # of an earlier attempt
+            entry.fault = ""  # clear the fault of an earlier attempt
             return True
         return False
 

@@ -54,7 +54,7 @@ def final_error(curve: Curve) -> float:
 
 
 def mean_error(curve: Curve) -> float:
-    """Average the error over all epochs: the area below the curve, a measure of speed."""
+    """Average the error over all epochs: the area below the curve."""
     return math.inf if curve.diverged is not None else mean_or_nan(curve.errors)
 
 
@@ -70,7 +70,7 @@ def final_loss(curve: Curve) -> float:
 
 
 def spikes(curve: Curve) -> float:
-    """Count rises of the error by SPIKE points above the median of the surrounding epochs.
+    """Count rises of the error by SPIKE points above the median around them.
 
     Consecutive epochs count as one spike. The first third is left out, because the error falls
     in steps there.

@@ -1,8 +1,7 @@
 """A study's evidence and its record: collect results, write study.json, pack the folder.
 
-A packed study holds everything that its verdicts rest on, and is small enough to commit. It is a
-study folder: judged again it comes to the same verdicts, and on another machine it can be
-continued.
+A packed study holds all evidence for its verdicts and is small enough to commit. It is a study
+folder: judging it again gives the same verdicts, and another machine can continue it.
 """
 
 import json
@@ -45,7 +44,7 @@ from .measures import Curve
 from .rules import BenchRatio, Evidence
 from .settings import PRESETS, Preset, Reproduce
 
-BENCH_RESULTS = Path("benchmarks/results/bench-cuda.csv")  # where `deepcontrol bench` writes
+BENCH_RESULTS = Path("benchmarks/results/bench-cuda.csv")  # default output of `deepcontrol bench`
 PICTURED = (agc(1), bn(1), agc(4), bn(4), CLASSNET_AGC, CLASSNET_BN)  # arms with sample pictures
 LAMBDA_INTERVAL = 2  # epochs between two records of lambda in the packed run that is drawn
 LAMBDA_DIGITS = 5  # significant
@@ -55,7 +54,10 @@ LAMBDA_DIGITS = 5  # significant
 
 
 def collect_evidence(settings: Reproduce, queue: Queue) -> Evidence:
-    """Read the finished runs and the benchmark. Finished runs with damaged files are failed."""
+    """Read the finished runs and the benchmark.
+
+    Finished runs with damaged files count as failed.
+    """
     curves: dict[Arm, list[Curve]] = defaultdict(list)
     for entry in queue.entries.values():
         if entry.state in ("running", "locked"):  # the last records may be incomplete
@@ -78,7 +80,7 @@ def bench_rows(settings: Reproduce) -> list[Row]:
 
 
 def rows_used(claims: Sequence[Claim], *sources: Sequence[Row]) -> list[Row]:
-    """Return the benchmark rows of claims, each claim's from the first source that has any."""
+    """Return the benchmark rows of each claim, from the first source with any."""
     used: list[Row] = []
     for claim in claims:
         for rows in sources:
@@ -98,7 +100,7 @@ def existing_claims(out: Path, preset: Preset) -> set[str]:
     """Return the ids of the claims that a study folder already has.
 
     Raises:
-        ValueError: the folder holds a study with another protocol. Their runs must not mix.
+        ValueError: The folder holds a study with another protocol. Their runs must not mix.
     """
     outline = read_outline(out)
     if outline is None:
@@ -157,7 +159,7 @@ def _entries(queue: Queue) -> tuple[Entry, ...]:
 
 
 def shown_runs(jobs: Sequence[Job], preset: Preset) -> tuple[str | None, list[str]]:
-    """Return the run whose lambda is drawn, and those whose pictures are shown."""
+    """Return the run for the chart of lambda, and the runs for the sample pictures."""
 
     def first_seed(arm: Arm) -> list[str]:
         wanted = arm.scale_lr(preset.lr_scale)
@@ -171,10 +173,10 @@ def shown_runs(jobs: Sequence[Job], preset: Preset) -> tuple[str | None, list[st
 
 
 def pack_settings(settings: Reproduce, folder: Path) -> Reproduce:
-    """Return the settings of the packed study: its existing claims and the present ones.
+    """Return the settings of the packed study, with its own claims added.
 
     Raises:
-        ValueError: the folder holds another study.
+        ValueError: The folder holds another study.
     """
     existing = existing_claims(folder, settings.effective_preset)
     return replace(settings, out=folder).with_claims(existing)
@@ -202,7 +204,7 @@ def pack_run(job: Job, into: Path, all_lambdas: bool, picture: bool) -> None:
     into.mkdir(parents=True, exist_ok=True)
     write_atomic(into / CONFIG, _config_without_paths(job.folder / CONFIG))
     shutil.copyfile(job.folder / METRICS, into / METRICS)
-    for name in (DIVERGED, LAYERS):  # of an earlier pack
+    for name in (DIVERGED, LAYERS):  # remove files of an earlier pack
         (into / name).unlink(missing_ok=True)
     if (job.folder / DIVERGED).exists():
         shutil.copyfile(job.folder / DIVERGED, into / DIVERGED)

@@ -22,7 +22,7 @@ from .measures import Curve, Measure
 
 FEWEST = 3  # runs on each side before divergence decides
 
-Row = Mapping[str, str]  # of the benchmark
+Row = Mapping[str, str]  # one row of the benchmark
 
 
 # Intervals
@@ -44,14 +44,14 @@ def mean_interval(values: Sequence[float]) -> Interval:
 def difference_interval(a: Sequence[float], b: Sequence[float] | None) -> Interval:
     """Estimate mean(a) - mean(b), or mean(a) if b is None.
 
-    Each side has a variance of its own (Welch's interval). If a side has only two values, both
+    Each side has its own variance (Welch's interval). If a side has only two values, both
     share one variance (Student's interval): exact if they vary alike, too narrow if they do not.
     Values without any spread, such as equal counts, give no interval.
 
-    A diverged run has an infinite value, and so has the mean of its side. This is certain if at
-    least three runs of one side, and more than half of them, diverged and none of at least three
-    on the other side did: by chance alone, three of three beside none of three has a probability
-    of 5%. Otherwise the interval is unknown.
+    A diverged run makes the mean of its side infinite. This decides if at least three runs of one
+    side, and more than half of them, diverged and none of at least three on the other side did: by
+    chance alone, three of three against none of three has a probability of 5%. Otherwise the
+    interval is unknown.
 
     >>> [round(value, 2) for value in difference_interval([3.0, 5.0], [1.0, 3.0])]
     [2.0, -2.13, 6.13]
@@ -95,7 +95,7 @@ def _divergence_decides(groups: Sequence[Sequence[float]]) -> bool:
 
 
 def decide(interval: Interval, low: float, high: float) -> Verdict:
-    """Judge by whether the interval lies inside the open region, outside of it, or across."""
+    """Judge whether the interval lies inside the open region, outside, or across."""
     # An infinite end is no border, not even for an infinite interval.
     above = math.isinf(low) or interval.low > low
     below = math.isinf(high) or interval.high < high
@@ -200,7 +200,7 @@ def finite_or_none(value: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRatio:
-    """Require column(over) / column(under) above `low`, for SegNet, each in its best engine.
+    """Require column(over) / column(under) above `low`, each in its best engine.
 
     Two times are compared only if one call of the benchmark measured both.
     """
@@ -287,7 +287,8 @@ class BenchRatio:
 
 
 def _contender_label(contender: str) -> str:
-    """
+    """Return the label of a contender of the benchmark.
+
     >>> _contender_label("bn"), _contender_label("bn-byte-pool")
     ('BN', 'BN, byte pool')
     """

@@ -119,7 +119,7 @@ ONLY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
-    """Test the paper's claims: train the runs they need, judge each claim, write a page.
+    """Test the paper's claims: train the runs, judge each claim, write a page.
 
     Each claim has a rule and ends as reproduced, not reproduced or undecided. Claims share runs.
     The runs of figure 1 come first, one seed of each before the next seed. The other runs follow,
@@ -142,9 +142,9 @@ class Reproduce:
     seeds: int | None = None
     """Number of seeds per arm. Default: the preset's. A rule needs at least two."""
     epochs: int | None = None
-    """Number of epochs per run. Default: the preset's. Needs a study folder of its own."""
+    """Number of epochs per run. Default: the preset's. Needs a separate study folder."""
     data_root: Path | None = None
-    """Folder of the data set. Not needed for quick."""
+    """Dataset folder. Not needed for quick."""
     executor: Literal["local", "ray"] = "local"
     """local: processes on this machine. ray: tasks on a Ray cluster that shares --out."""
     slots: int | None = None
@@ -155,7 +155,7 @@ class Reproduce:
     nothing and judges the finished runs. Saving and the page take extra time."""
     last_start: float | None = None
     """Start no run after this many minutes, but let running ones continue until --minutes. For
-    machines whose disk is temporary, where an unfinished run is lost."""
+    machines with a temporary disk, where an unfinished run is lost."""
     bench: Path | None = None
     """CSV file of `deepcontrol bench`, for the claims about speed and memory. Default:
     benchmarks/results/bench-cuda.csv, or the rows in a packed study."""

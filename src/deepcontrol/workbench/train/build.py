@@ -45,7 +45,7 @@ def build_model(config: Train, num_classes: int) -> nn.Module:
 
 
 def scale_to_images_(model: nn.Module, config: Train, cache: Cache) -> None:
-    """Complete `--init unit`: scale the filters, measured on the first training images.
+    """Complete `--init unit`: scale the filters on the first training images.
 
     Call it before the model moves to a GPU, so that every device starts with the same weights.
     """
@@ -65,8 +65,8 @@ class Objective:
     this process's part of the loss over the whole batch.
 
     Args:
-        model: name of the network. classnet adds the contour loss.
-        weights: one weight per class.
+        model: Name of the network. classnet adds the contour loss.
+        weights: One weight per class.
     """
 
     def __init__(self, model: str, weights: Tensor) -> None:
@@ -75,7 +75,7 @@ class Objective:
         self.loss: Loss = self._classnet_loss if self._has_contours else self._segnet_loss
 
     def targets(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return only the tensors that the loss needs, because a captured step copies them."""
+        """Return the tensors that the loss needs. A captured step copies them all."""
         return (batch.labels, batch.segments) if self._has_contours else (batch.labels,)
 
     def _segnet_loss(self, logits: Tensor, labels: Tensor, scales: Tensor | None = None) -> Tensor:
@@ -135,11 +135,11 @@ def build_data(
     """Return the batches of both splits. Images are decoded once and cached on disk.
 
     Args:
-        config: configuration of the run.
-        sources: result of `open_sources`.
-        group: each process receives its own images of every batch.
-        progress: called with a source's name, the number of decoded images, and the total.
-        folder: cache folder. By default the user's cache.
+        config: Configuration of the run.
+        sources: Result of `open_sources`.
+        group: Each process receives its own images of every batch.
+        progress: Called with a source's name, the number of decoded images, and the total.
+        folder: Cache folder. By default the user's cache.
     """
     caches = [
         prepare(
@@ -176,9 +176,9 @@ def check_same_data(run: Path, now: Fingerprints, derived: dict[str, Any]) -> No
     """Raise ConfigChangedError if the run was started on other data.
 
     Args:
-        run: run folder.
-        now: fingerprints of the current data.
-        derived: derived values of the run's config.json. Old runs have no fingerprints.
+        run: Run folder.
+        now: Fingerprints of the current data.
+        derived: Derived values of the run's config.json. Old runs have no fingerprints.
     """
     before = derived.get("fingerprints")
     if not isinstance(before, dict) or before == now:

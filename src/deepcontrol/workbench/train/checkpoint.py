@@ -6,8 +6,8 @@ A checkpoint is a folder of plain files:
     state.pt             optimizer, RNG states, position; loaded with weights_only=True
     digest.json          size and SHA-256 of the other two
 
-It is written beside its place, synced to the disk and renamed. At every moment an intact checkpoint
-exists: `last`, or `previous`, the one before. Checkpoints with wrong digests are skipped.
+It is written under a temporary name, synced to the disk and renamed. At every moment an intact
+checkpoint exists: `last`, or `previous`, the one before. Those with wrong digests are skipped.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..runfolder import BEST, LAST, PREVIOUS
 from .distributed import Group, shard_like, unshard
 
-FORMAT = 1  # of state.pt
+FORMAT = 1  # format version of state.pt
 MODEL, STATE, DIGEST = "model.safetensors", "state.pt", "digest.json"
 
 
@@ -58,7 +58,7 @@ class Position:
     epoch: int = -1  # last recorded epoch; 0 is the evaluation before training
     step: int = 0  # steps done in the next epoch
     images: int = 0  # seen in these steps
-    loss_sum: float = 0.0  # over these images
+    loss_sum: float = 0.0  # summed over these images
     seconds: float = 0.0  # duration of these steps
     best_error: float = float("inf")
     best_epoch: int = -1
@@ -78,7 +78,7 @@ class Position:
 def snapshot(
     model: nn.Module, optimizer: torch.optim.Optimizer, position: Position, group: Group
 ) -> Checkpoint:
-    """Copy the state of a run to the CPU, so that training can go on while it is written.
+    """Copy the state of a run to the CPU, to be written while training continues.
 
     A collective call: each process has its own RNG state and, with FSDP, its own shards.
     """
@@ -90,7 +90,7 @@ def snapshot(
     }
     checkpoint = Checkpoint(_copy_to_cpu(unshard(model.state_dict())), state)
     if group.device.type == "cuda":
-        torch.cuda.synchronize(group.device)  # once for all copies
+        torch.cuda.synchronize(group.device)  # one synchronization for all copies
     return checkpoint
 
 
@@ -103,7 +103,7 @@ def restore(
     write outside its memory. Hyperparameters come from the configuration, not from the file.
 
     Raises:
-        CheckpointError: the checkpoint does not match the run.
+        CheckpointError: The checkpoint does not match the run.
     """
     state = checkpoint.state
     found = state.get("format") if isinstance(state, dict) else None
@@ -215,7 +215,7 @@ def save_last(run: Path, checkpoint: Checkpoint, last_is_intact: bool = False) -
         shutil.rmtree(run / LAST)
     if (run / LAST).exists():
         shutil.rmtree(run / PREVIOUS, ignore_errors=True)
-        (run / LAST).rename(run / PREVIOUS)  # from here on `previous` is the intact one
+        (run / LAST).rename(run / PREVIOUS)  # `previous` is now the intact one
     new.rename(run / LAST)
     _sync(run)
 
@@ -246,7 +246,7 @@ def load(folder: Path) -> Checkpoint:
     """Load a checkpoint after verifying its digests.
 
     Raises:
-        CheckpointError: a file is missing, damaged, or holds other types than tensors and numbers.
+        CheckpointError: A file is missing, damaged, or holds other types than tensors and numbers.
     """
     folder = _existing(folder)
     verify(folder)
@@ -261,7 +261,7 @@ def load(folder: Path) -> Checkpoint:
 
 
 def load_last(run: Path, log: Callable[[str], None]) -> Checkpoint | None:
-    """Load `last`, or `previous` if `last` is damaged. Return None if a run has neither."""
+    """Load `last`, or `previous` if `last` is damaged; None if there is neither."""
     found = [run / name for name in (LAST, PREVIOUS) if (run / name).exists()]
     for folder in found:
         try:
@@ -292,7 +292,7 @@ def verify(folder: Path) -> None:
 
 
 def is_intact(folder: Path) -> bool:
-    """Return whether a checkpoint passes `verify`, under its name or its temporary one."""
+    """Return whether a checkpoint passes `verify`, also under its temporary name."""
     try:
         verify(_existing(folder))
     except CheckpointError:
@@ -378,7 +378,7 @@ def _sync(path: Path) -> None:
 
 
 class CheckpointWriter:
-    """Write checkpoints in a thread, one at a time. Errors are raised by the next call.
+    """Write checkpoints in a thread, one at a time. The next call raises errors.
 
     Training never waits for the disk. A checkpoint that arrives while another is being written
     waits, and is replaced by a newer one that arrives before its turn. The same holds for `best`.
@@ -423,7 +423,7 @@ class CheckpointWriter:
     def _write_all(self, before: Future[None] | None) -> None:
         try:
             if before is not None:
-                before.result()  # finished; raises an error that nobody has seen yet
+                before.result()  # finished; raises an error that is not reported yet
             while (queued := self._next()) is not None:
                 self._write(*queued)
         except BaseException:

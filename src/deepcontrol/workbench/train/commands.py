@@ -41,7 +41,7 @@ class Eval:
     checkpoint: Literal["best", "last", "previous"] = "best"
     """Checkpoint to evaluate."""
     data_root: Path | None = None
-    """Folder of the data set. None: the folder used in training."""
+    """Dataset folder. None: the folder used in training."""
     batch_size: int | None = None
     """Images per batch. None: the evaluation batch size of the run."""
     val_limit: int | None = None

@@ -15,13 +15,13 @@ from ..optim import HIGHEST_MOMENTUM, learning_rate
 from ..runfolder import CONFIG, read_config, write_atomic
 from ..sizes import Size
 
-FORMAT = 1  # of config.json
+FORMAT = 1  # format version of config.json
 MAX_INT = 2**63 - 1  # the largest seed that torch.Generator accepts
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
 
 # Fields that may change when a run is resumed, because no result depends on them. A run with more
-# epochs is the same run for longer, since the learning rate is constant. The data set may have
-# moved: a run recognizes it by its content.
+# epochs is the same run for longer, since the learning rate is constant. The dataset may have
+# moved: a run identifies it by its content.
 CHANGEABLE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
 # Fields that are newer than format 1, with the values that older runs were trained with.
 ADDED_LATER = {"clip_grad_norm": None, "eval_whole": True}
@@ -46,13 +46,13 @@ class Train:
     out: Path
     """Run folder. An existing run is resumed."""
     model: Literal["segnet", "classnet"] = "segnet"
-    """Network. classnet also predicts contours, from the data set's instance labels."""
+    """Network. classnet also predicts contours, from the dataset's instance labels."""
     norm: Norm = "agc"
     """Normalization: agc (automatic gain control), bn, gn, in, frn or none."""
     data: Literal["streets", "camvid", "cityscapes", "cityscapes14"] = "streets"
-    """Data set. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
+    """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
     data_root: Path | None = None
-    """Folder of the data set. streets needs none."""
+    """Dataset folder. streets needs none."""
     size: Size = (256, 512)
     """Training size. Larger images are cropped for training and evaluated in windows."""
     width: float = 1.0
@@ -170,7 +170,7 @@ def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
         The configuration, and the derived values: learning rate, classes, counts.
 
     Raises:
-        ValueError: there is no valid config.json.
+        ValueError: There is no valid config.json.
     """
     path = run / CONFIG
     content = read_config(run)
@@ -192,7 +192,7 @@ def save_config(config: Train, derived: Mapping[str, Any], about: Mapping[str, A
 
 
 def check_unchanged(config: Train, before: Train) -> None:
-    """Raise ConfigChangedError, with all differences, unless `config` continues `before`."""
+    """Raise ConfigChangedError unless a run of `before` can resume with `config`."""
     found = differences(config, before)
     if found:
         raise ConfigChangedError(
@@ -221,7 +221,7 @@ def to_json(config: Train) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Train:
-    """Return the configuration. Raise ValueError for unknown, missing or mistyped fields."""
+    """Return the configuration; raise ValueError for invalid or missing fields."""
     hints = typing.get_type_hints(Train)
     values = {**ADDED_LATER, **values}
     unknown, missing = set(values) - set(hints), set(hints) - set(values)

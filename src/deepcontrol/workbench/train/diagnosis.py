@@ -22,8 +22,8 @@ def raise_if_not_finite(run: TrainingRun, status: GuardStatus | None = None) -> 
     All processes have the same status, so they repeat the step together to find the layer.
 
     Args:
-        run: the run.
-        status: the guard's status. None waits for the device and reads it.
+        run: The run.
+        status: The guard's status. None waits for the device and reads it.
     """
     status = run.guard_reader.wait() if status is None else status
     if not status.bad:
@@ -64,7 +64,7 @@ def evaluation_fault(run: TrainingRun) -> FaultError:
 
 
 def memory_fault(run: TrainingRun) -> FaultError:
-    """Return the error for memory that ran out, with the largest halved batch size that fits."""
+    """Return the out-of-memory error, with the largest halved batch size that fits."""
     run.step.reset()
     run.optimizer.zero_grad(set_to_none=True)
     device, batch_size = run.group.device, run.config.batch_size
@@ -85,7 +85,7 @@ def memory_fault(run: TrainingRun) -> FaultError:
 
 
 def memory_fault_at_start(device: torch.device, size: Size, width: float) -> FaultError:
-    """Return the error for memory that ran out before the first step."""
+    """Return the out-of-memory error before the first step."""
     return FaultError(
         f"out of memory on {device} before the first step, with images of {size[0]}x{size[1]} and "
         f"width {width:g}; choose a smaller --size, --width or --train-limit"

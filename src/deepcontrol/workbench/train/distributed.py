@@ -25,7 +25,7 @@ from ..hardware import hardware
 from .config import Train
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=30)  # the first process may have to decode the data set
+TIMEOUT = timedelta(minutes=30)  # the first process may have to decode the dataset
 
 
 # Device and precision
@@ -119,7 +119,7 @@ class Group:
         return values[0]
 
     def broadcast_buffers_(self, model: nn.Module) -> None:
-        """Copy the main process's buffers to all processes: BatchNorm's running statistics.
+        """Copy the main process's buffers (BatchNorm statistics) to all processes.
 
         Each process has statistics of its own images, and checkpoints hold those of the main
         process. The evaluation must use the same ones.
@@ -136,8 +136,8 @@ class Group:
         With them, the average over the processes is the mean over the whole batch.
 
         Args:
-            labels: labels of this process's images.
-            images: number of images in the whole batch.
+            labels: Labels of this process's images.
+            images: Number of images in the whole batch.
         """
         own = (labels != VOID).sum().double()
         total = self.sum_(own.clone()).clamp(min=1)
@@ -232,7 +232,7 @@ def unshard(value: Any) -> Any:
 
 
 def local_shard(value: Any) -> Any:
-    """Return this process's shard, which may be empty. Other tensors are returned unchanged."""
+    """Return this process's shard, which may be empty; other tensors unchanged."""
     return value.to_local() if is_sharded(value) else value
 
 

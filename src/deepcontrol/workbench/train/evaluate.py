@@ -1,4 +1,4 @@
-"""Evaluate a model: pixel error and IoU over a data set, in windows if images are larger.
+"""Evaluate a model: pixel error and IoU over a dataset, in windows if images are larger.
 
 AGC subtracts the mean over the image. The mean over a whole image differs from the means over the
 crops that a network was trained on, and the error is higher for it (dev/LOG.md,
@@ -36,14 +36,14 @@ def evaluate(
     process evaluates its own images, and all processes return the sum.
 
     Args:
-        model: the network.
-        batches: the images and labels.
-        autocast: dtype for autocast, or None.
-        after_batch: called with each batch and the model's outputs. It may raise.
-        window: evaluate larger images in windows of this size.
+        model: The network.
+        batches: The images and labels.
+        autocast: Dtype for autocast, or None.
+        after_batch: Called with each batch and the model's outputs. It may raise.
+        window: Evaluate larger images in windows of this size.
 
     Raises:
-        NotFiniteError: a logit of any process was not finite. argmax would count NaN as a class.
+        NotFiniteError: A logit of any process was not finite. argmax would count NaN as a class.
     """
     matrix = ConfusionMatrix(len(batches.cache.classes), batches.device)
     bad_batches = torch.zeros((), dtype=torch.int64, device=batches.device)
@@ -86,9 +86,9 @@ def forward_in_windows(model: Callable[[Tensor], Any], images: Tensor, size: Siz
     Each pixel comes from the window with the nearest center.
 
     Args:
-        model: returns a map or a named tuple of maps, of the images' size.
+        model: Returns a map or a named tuple of maps, of the images' size.
         images: (N, C, H, W).
-        size: window size. Images that are not larger, or all if None, take one forward pass.
+        size: Window size. Images that are not larger, or all if None, take one forward pass.
     """
     crops = split_windows(images, size)
     if size is None or len(crops) == 1:
@@ -128,7 +128,7 @@ def windows(length: int, size: int) -> Windows:
 
 
 def window_starts(length: int, size: int, stride: int) -> list[int]:
-    """Return evenly spaced starts of windows that cover a side, at most `stride` apart.
+    """Return evenly spaced starts of windows over a side, at most `stride` apart.
 
     >>> window_starts(384, 256, 256), window_starts(384, 256, 64), window_starts(200, 256, 64)
     ([0, 128], [0, 64, 128], [0])

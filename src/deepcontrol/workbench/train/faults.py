@@ -29,7 +29,7 @@ class NotFiniteError(FaultError):
 
 
 class Guard:
-    """TrainingStep's `before_update`: stop the optimizer at the first step that is not finite."""
+    """`before_update` that stops the optimizer at the first non-finite step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, group: Group) -> None:
         self.group = group
@@ -45,8 +45,8 @@ class Guard:
         # The maximum norm, because the squares of finite numbers can overflow.
         largest = get_total_norm([g for g in gradients if g.numel()], torch.inf)
         bad = ~(torch.isfinite(loss) & torch.isfinite(largest))
-        # All processes must decide alike. Bad processes are counted, because a maximum over the
-        # processes could lose a NaN.
+        # All processes must make the same decision. Bad processes are counted, because a maximum
+        # over the processes could lose a NaN.
         loss, bad = self.group.mean(torch.stack([loss, bad.to(loss.dtype)]))
         bad = (bad > 0) | ~torch.isfinite(loss)
         self.bad.copy_(torch.maximum(self.bad, bad.float()))
@@ -70,7 +70,7 @@ class GuardReader:
         self._started = False
 
     def poll(self, loss: Tensor) -> GuardStatus:
-        """Return the status after a step; on a GPU, that of the previous call, without waiting."""
+        """Return the status after a step; on a GPU that of the previous call."""
         if self._copied is None:
             self._start_copy(loss)
             return self._read()

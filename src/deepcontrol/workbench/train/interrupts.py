@@ -24,7 +24,7 @@ class Stopped(Exception):  # noqa: N818 (not an error)
 
 
 class Interrupts:
-    """Remember the first signal; `signum` is 0 until one arrives."""
+    """Record the first signal; `signum` is 0 until one arrives."""
 
     def __init__(self) -> None:
         self.signum = 0

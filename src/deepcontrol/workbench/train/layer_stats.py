@@ -31,8 +31,8 @@ class LayerStats:
         """Return the statistics of each layer, in the order of the forward pass.
 
         Args:
-            images: this process's images. All processes return the same result.
-            group: the processes of the run.
+            images: This process's images. All processes return the same result.
+            group: The processes of the run.
             counted: False if this process only has a padding image.
         """
         return {
@@ -94,7 +94,7 @@ def unpooled(neuron: AGCConvPool2d, input: Tensor) -> Tensor:
 
 
 def parameter_statistics(layer: nn.Module) -> dict[str, dict[str, float]]:
-    """Summarize gain, mean_scale and bias over a layer's filters, as far as it has them."""
+    """Summarize gain, mean_scale and bias over a layer's filters, if it has them."""
     if isinstance(layer, nn.Sequential):
         norm = layer[1] if len(list(layer[1].parameters())) else None
         names = {"gain": (norm, "weight"), "bias": (layer[0] if norm is None else norm, "bias")}

@@ -27,7 +27,7 @@ def train(config: Train, console: Console) -> int:
     """Train or resume a run until its last epoch. Return the exit code.
 
     Raises:
-        ValueError, OSError, FaultError: the message explains the failure to the user.
+        ValueError, OSError, FaultError: The message explains the failure to the user.
     """
     configure_torch(config)
     with (
@@ -117,7 +117,7 @@ def train_epoch(run: TrainingRun) -> None:
 
 
 def finish_epoch(run: TrainingRun) -> None:
-    """Evaluate, write the epoch's records and pictures, and advance to the next epoch."""
+    """Evaluate, write the epoch's records and pictures, and go to the next epoch."""
     started = time.perf_counter()
     run.group.broadcast_buffers_(run.model)
     try:
@@ -150,7 +150,7 @@ def save(run: TrainingRun, is_best: bool = False) -> None:
 
 @contextmanager
 def lock_by_main(folder: Path, group: Group) -> Iterator[None]:
-    """Hold the run folder's lock in the main process. If it fails, all processes raise."""
+    """Lock the run folder in the main process. If it fails, all processes raise."""
     with ExitStack() as stack:
         failure = None
         if group.is_main:

@@ -32,7 +32,7 @@ class Display:
     """Print lines, and show a live progress bar if the console is a terminal.
 
     Args:
-        console: rich console.
+        console: Rich console.
         enabled: False in all processes but the main one.
     """
 
@@ -82,14 +82,14 @@ class Display:
             self._progress.update(self._task, completed=done, status=status)
 
     def decoding(self, name: str, done: int, total: int) -> None:
-        """Show how many images of a data set are decoded."""
+        """Show how many images of a dataset are decoded."""
         if done == 1:
             self.start_bar(f"decoding {name}", total)
         self.advance(done)
 
 
 def step_status(loss: float, images_per_s: float, mib: float, images_left: int) -> str:
-    """Return the text beside an epoch's bar. The time left is that of the whole run."""
+    """Return the text next to an epoch's bar. The time left is for the whole run."""
     left = duration(images_left / images_per_s)
     return f"loss {loss:.4f}  {images_per_s:.1f} images/s  {mib:,.0f} MiB  {left} left"
 
@@ -122,7 +122,7 @@ def duration(seconds: float) -> str:
 
 
 class Events:
-    """Write TensorBoard events. After an error, such as a full disk, the run continues without."""
+    """Write TensorBoard events until the first error, such as a full disk."""
 
     def __init__(self, folder: Path, next_epoch: int, log: Callable[[str], None]) -> None:
         self._log = log
@@ -165,7 +165,7 @@ def sample_sheet(
     """Draw images, labels, predictions and errors side by side, one row per image.
 
     The images are spread evenly over the split. In distributed training all processes must call
-    this function, and each draws images of its own.
+    this function, and each draws its own images.
 
     Returns:
         The picture, (H, W, 3).
@@ -188,7 +188,7 @@ def sample_sheet(
 
 
 def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
-    """Write a picture, but never through a symbolic link that leads out of the run folder."""
+    """Write a picture, but never through a symbolic link out of the run folder."""
     if path.parent.is_symlink():
         raise OSError(f"{path.parent} is a symbolic link; pictures must stay in the run folder")
     path.parent.mkdir(exist_ok=True)

@@ -68,7 +68,7 @@ class TrainingRun:
     events: Events | None  # only in the main process
 
     def __post_init__(self) -> None:
-        self.first_step = self.steps_done  # where this process started
+        self.first_step = self.steps_done  # steps done before this process started
         self.eval_seconds = 0.0  # duration of the last evaluation, with records and pictures
         self.loss_sum = torch.tensor(
             self.position.loss_sum, dtype=torch.float64, device=self.group.device
@@ -86,7 +86,7 @@ class TrainingRun:
         return step % CHECK_EVERY[self.group.device.type] == 0 or step == len(self.train)
 
     def images_left(self, images_per_s: float) -> int:
-        """Return the images until the end; evaluations count as training of the same duration."""
+        """Return the images until the end; evaluations count by their duration."""
         epochs = self.config.epochs - self.position.epoch
         images = epochs * len(self.train.cache) - self.position.images
         return images + round(epochs * self.eval_seconds * images_per_s)
@@ -113,8 +113,8 @@ class TrainingRun:
         """Return the loss's arguments after the outputs.
 
         Args:
-            batch: this process's part of the batch.
-            images: number of images in the batch over all processes.
+            batch: This process's part of the batch.
+            images: Number of images in the batch over all processes.
         """
         targets = self.objective.targets(batch)
         if self.group.world_size == 1:
@@ -152,8 +152,8 @@ def open_run(
     """Build a run and restore its checkpoint, if the run folder has one.
 
     Raises:
-        ConfigChangedError: the folder holds a run with other settings or other data.
-        CheckpointError: no checkpoint can be read, or it does not match the run.
+        ConfigChangedError: The folder holds a run with other settings or other data.
+        CheckpointError: No checkpoint can be read, or it does not match the run.
     """
     before, derived_before = _load_started_config(config)
     sources = open_sources(config)
@@ -192,7 +192,7 @@ def open_run(
         epoch = -1 if position is None else position.epoch
         for name in (runfolder.METRICS, runfolder.LAYERS):
             runfolder.truncate_records(config.out / name, epoch)
-        (config.out / runfolder.DIVERGED).unlink(missing_ok=True)  # the run gets another try
+        (config.out / runfolder.DIVERGED).unlink(missing_ok=True)  # the run is retried
         events = Events(config.out, epoch + 1, display.log)
     writer = CheckpointWriter(config.out)
     try:
@@ -297,7 +297,7 @@ def _is_finished(run: Path, epochs: int) -> bool:
 
 
 def archive_records(run: Path) -> str:
-    """Rename the records of a finished run without a checkpoint. Return a line for the log."""
+    """Rename the records of a finished run without a checkpoint; return a log line."""
     count = next(
         n for n in itertools.count(1) if not (run / f"{runfolder.METRICS}.old{n}").exists()
     )
@@ -313,7 +313,7 @@ def archive_records(run: Path) -> str:
 def derived_values(
     config: Train, model: nn.Module, train: Batches, val: Batches, data: Fingerprints
 ) -> Mapping[str, Any]:
-    """Return the values that config.json holds beside the configuration."""
+    """Return the values that config.json holds in addition to the configuration."""
     return {
         "lr": config.learning_rate,
         "parameters": sum(p.numel() for p in model.parameters()),
