@@ -117,7 +117,7 @@ class AGC1d(_AGC):
 
 
 class AGC2d(_AGC):
-    """AGC (automatic gain control) over feature maps (N, C, H, W), replacing BatchNorm2d.
+    """AGC (automatic gain control) over maps (N, C, H, W), replacing BatchNorm2d.
 
         y = gamma * (z - lambda * mean(z)) + beta          mean over H, W, per sample and channel
 
@@ -152,7 +152,9 @@ class AGC2d(_AGC):
 
 
 class AGC3d(_AGC):
-    """AGC (automatic gain control) over volumes (N, C, D, H, W), replacing BatchNorm3d. See AGC2d.
+    """AGC (automatic gain control) over (N, C, D, H, W), replacing BatchNorm3d.
+
+    See AGC2d.
 
     >>> AGC3d(8)(torch.randn(1, 8, 4, 6, 6)).shape
     torch.Size([1, 8, 4, 6, 6])
@@ -162,7 +164,7 @@ class AGC3d(_AGC):
 
 
 def norm_act(act_layer: Callable[[], nn.Module] = nn.ReLU) -> Callable[..., nn.Module]:
-    """Return a factory for AGC2d followed by an activation: a `norm_act` layer for timm.
+    """Return a factory for AGC2d and an activation: a `norm_act` layer for timm.
 
     EfficientNet, MobileNetV2, ResNetV2 and other models of timm take it as norm_layer:
 

@@ -165,7 +165,7 @@ class AGCConv1d(_AGCConv, nn.Conv1d):
 
 
 class AGCConv2d(_AGCConv, nn.Conv2d):
-    """Convolution, AGC (automatic gain control) and activation in one: the paper's neuron, Eq. 1.
+    """The paper's neuron: convolution, AGC (automatic gain control) and activation.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x * W, mean over H, W per sample
 
@@ -199,10 +199,10 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
 
 
 class AGCConvPool2d(AGCConv2d):
-    """The neuron and 2x2 max pooling in one, for the end of an encoder stage. See AGCConv2d.
+    """The neuron with 2x2 max pooling, for the end of an encoder stage.
 
-    It computes max_pool2x2(AGCConv2d(...)(x)). The full map is not saved for backward, and on a GPU
-    it is not even written.
+    It computes max_pool2x2(AGCConv2d(...)(x)); see AGCConv2d. The full map is not saved for
+    backward, and on a GPU it is not even written.
 
     Returns:
         The pooled maps (N, C, H // 2, W // 2), and their index in uint8 for ops.max_unpool2x2.
@@ -232,7 +232,9 @@ class AGCConvPool2d(AGCConv2d):
 
 
 class AGCConv3d(_AGCConv, nn.Conv3d):
-    """The neuron with AGC (automatic gain control) over volumes (N, C, D, H, W): see AGCConv2d.
+    """The neuron with AGC (automatic gain control) over (N, C, D, H, W).
+
+    See AGCConv2d.
 
     >>> AGCConv3d(3, 8, kernel_size=3)(torch.randn(1, 3, 6, 8, 8)).shape
     torch.Size([1, 8, 4, 6, 6])

@@ -51,7 +51,9 @@ def he_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.M
 
 
 def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
-    """Initialize convolutions as the identity except after poolings, in place (paper's variant).
+    """Initialize convolutions as the identity except after poolings, in place.
+
+    This is the paper's variant of the initialization.
 
     A convolution with an odd kernel, stride 1 and as many output as input channels gets the
     identity (Dirac) filter. All other layers get He fan-in: the first layer of the model, the first
@@ -93,7 +95,7 @@ def unit_init_(
     outputs: Iterable[nn.Module] = (),
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """Initialize with He fan-in, then scale every pre-activation to variance 1, in place.
+    """Initialize with He fan-in, then scale pre-activations to variance 1, in place.
 
     He fan-in preserves the second moment of the signal from layer to layer. AGC subtracts the map
     mean, which after a ReLU carries 1/pi of that moment, so the signal shrinks in every layer:
@@ -125,7 +127,7 @@ def unit_init_(
 
 @torch.no_grad()
 def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] = ()) -> nn.Module:
-    """Scale the filters of an initialized model to unit pre-activations: unit_init_ without He."""
+    """Scale the filters of an initialized model to pre-activations of variance 1."""
     for layer in outputs:
         assert isinstance(layer.weight, Tensor)
         set_filters_(layer, OUTPUT_SCALE * layer.weight)
@@ -149,7 +151,7 @@ def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] 
 
 
 def _is_agc_over_maps(module: nn.Module) -> bool:
-    """Whether a module is AGC1d/2d/3d or AGCConv1d/2d/3d."""
+    """Return whether a module is AGC1d/2d/3d or AGCConv1d/2d/3d."""
     # By attribute, not by class: conv.py imports this module.
     return hasattr(module, "shared_means")
 
@@ -166,7 +168,7 @@ def _unit_scale(layer: Any, x: Tensor) -> float:
 
 
 class _MeasuredScale:
-    """Take the place of SharedMeans in a layer, to see its maps before their mean is subtracted."""
+    """Stand-in for SharedMeans that reads maps before their mean is subtracted."""
 
     scale = 1.0
 
@@ -183,7 +185,10 @@ class _MeasuredScale:
 
 
 def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
-    """Fill a layer's filters from N(0, 2 / fan_in), or N(0, 1 / fan_in) without an activation."""
+    """Fill a layer's filters from N(0, 2 / fan_in).
+
+    Without an activation the variance is 1 / fan_in.
+    """
     weight: Tensor = layer.weight
     fan_in = math.prod(weight.shape[1:])
     if isinstance(layer, _ConvTransposeNd):
@@ -219,7 +224,7 @@ def reset_all_but_filters_(layer: nn.Module) -> None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Whether all own parameters are per channel and the module can reset them."""
+    """Return whether all parameters are per channel and the module can reset them."""
     own = list(module.parameters(recurse=False))
     return bool(own) and all(p.dim() == 1 for p in own) and hasattr(module, "reset_parameters")
 

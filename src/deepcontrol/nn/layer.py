@@ -13,7 +13,7 @@ _FUSERS = (fuse_conv_bn_eval.__code__, fuse_linear_bn_eval.__code__)
 
 
 class FxLeaf:
-    """Mixin that makes a module a leaf of every torch.fx graph: one `call_module` node.
+    """Mixin that makes a module a leaf (`call_module`) of every torch.fx graph.
 
     The forward of an AGC layer reads the shape and dtype of its input, which a Proxy does not
     have, so torch.fx cannot trace through it. Tracers treat only the modules of `torch.nn` as
@@ -38,7 +38,7 @@ class FxLeaf:
 
 
 class BatchNormFusionGuard:
-    """Mixin that makes torch's BatchNorm fusers raise for a layer where they would be wrong.
+    """Mixin that makes torch's BatchNorm fusers raise where they would be wrong.
 
     torch.nn.utils.fusion takes an AGCConv2d for a plain nn.Conv2d and an AGCLinear for a plain
     nn.Linear: it copies the layer and assigns the fused weight and bias. List the mixin before the

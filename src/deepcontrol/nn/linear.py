@@ -10,7 +10,7 @@ from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
 
 
 class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
-    """A linear layer with AGC (automatic gain control) over its features, and an activation.
+    """A linear layer with AGC (automatic gain control) and an activation.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x W^T, mean over the features
 

@@ -6,7 +6,7 @@ from torch import nn
 
 
 def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return optimizer groups: filters with weight decay; gains, lambdas and biases without.
+    """Return optimizer groups: weight decay for filters, none for the rest.
 
     Filters are the parameters with two or more dimensions. Decay of a gain would decay its filter a
     second time, and decay of lambda would pull it to 0, where deep networks do not train.

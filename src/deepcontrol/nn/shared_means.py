@@ -32,7 +32,7 @@ class _StopForward(Exception):  # noqa: N818 (control flow, not an error)
 
 
 class SharedMeans:
-    """Context manager in which the AGC layers of a model subtract one mean for all tiles.
+    """Context manager in which AGC layers subtract one mean for all tiles.
 
     Call it on every tile of the image, then call `end_pass`, and repeat until `end_pass` returns
     False. The outputs of the last pass equal those of the whole image, except near the borders of a

@@ -85,7 +85,7 @@ def get_activation(name: str) -> Activation:
 
 
 def activation_name(activation: str | nn.Module | type[nn.Module] | None) -> ActivationName:
-    """Return the name of an activation given as a name, a module, a module class or None.
+    """Return the name of an activation: a name, module, module class or None.
 
     Raises:
         ValueError: The name is unknown, or there is no fused form of the module.
@@ -113,7 +113,7 @@ def activation_name(activation: str | nn.Module | type[nn.Module] | None) -> Act
 
 
 def name_of_module(module: nn.Module) -> ActivationName | None:
-    """Return the name of the fused activation that computes the same as a module, or None."""
+    """Return the name of the fused activation equal to a module, or None."""
     if type(module) is nn.ReLU:
         return "relu"
     if type(module) is nn.LeakyReLU and module.negative_slope == LEAKY_SLOPE:

@@ -1,4 +1,4 @@
-"""Eq. 1 as an op of its own, for the layer that replaces BatchNorm.
+"""Eq. 1 as a separate op, for the layer that replaces BatchNorm.
 
     y = gamma * (z - lambda * m) + beta               m = mean of z over the map, (N, C)
 
@@ -77,7 +77,7 @@ def agc(
 def agc_given_mean(
     z: Tensor, mean: Tensor, weight: Tensor | None, bias: Tensor | None, mean_scale: Tensor | None
 ) -> Tensor:
-    """Apply Eq. 1 with a given mean (N, C), which is a constant: gamma * (z - lambda * m) + beta.
+    """Apply Eq. 1 with a constant mean (N, C): gamma * (z - lambda * m) + beta.
 
     For inference on tiles that share the mean of their image. None means 1, 0 and 1.
     """

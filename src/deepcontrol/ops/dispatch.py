@@ -1,7 +1,7 @@
 """Choose the path of a tensor: Triton kernels, registered ops or plain PyTorch.
 
 Detects torch.compile, export, tracing and functorch transforms. `fallback_reason` decides whether
-the kernels run and says why not; `deepcontrol doctor` prints its answer. DEEPCONTROL_KERNELS=off
+the kernels run and says why not; `deepcontrol doctor` prints the reason. DEEPCONTROL_KERNELS=off
 forces the plain path and is read at each call.
 """
 
@@ -34,7 +34,7 @@ def _maps_fallback_reason(
     if dtype not in DTYPES:
         return f"the kernels take bf16, fp16 and fp32, not {dtype}"
     if 0 in shape:
-        return "the tensor is empty: there is nothing to compute"
+        return "the tensor is empty"
     map_strides, positions = flat_strides(shape, strides), math.prod(shape[2:])
     if map_strides is None:
         return f"the positions of a map are not evenly spaced in memory: strides {strides}"
@@ -51,7 +51,7 @@ def uses_kernels(z: Tensor, traced: bool = False) -> bool:
     Args:
         traced: A compiler traces the call and launches the kernel later, on a real tensor.
     """
-    # A subclass (a fake tensor, a distributed one) has no memory of its own to pass to a kernel.
+    # A subclass (a fake tensor, a distributed one) has no own memory to pass to a kernel.
     return (traced or type(z) in (Tensor, torch.nn.Parameter)) and fallback_reason(z) is None
 
 
@@ -97,7 +97,10 @@ def needs_plain_ops() -> bool:
 
 
 def compiles_with_ops() -> bool:
-    """Return whether torch.compile is tracing and can use the registered ops, which need Triton."""
+    """Return whether torch.compile is tracing and can use the registered ops.
+
+    They need Triton.
+    """
     return torch.compiler.is_compiling() and register_ops()
 
 

@@ -7,7 +7,7 @@ With g the gradient of y, h = g * act'(u), and sums over positions p and samples
     dv = h - lambda * mean(h)       dbeta = sum h       dlambda = -sum_s m_s * sum_p h
 
 For ReLU and leaky ReLU, act' follows from y, which the next convolution saves as its input. So a
-neuron saves N x C means and no map of its own: the memory of no normalization. The kernels also
+neuron saves N x C means and no map, as little as a layer without normalization. The kernels also
 save the signs of y, one bit each (`activation.empty_relu_mask`).
 
 There are three forms of the same arithmetic:
@@ -15,7 +15,7 @@ There are three forms of the same arithmetic:
 - `center_bias_act`, an op on v. It is an autograd.Function in eager mode, which can write over v,
   and a torch.library op under torch.compile (triton/agc.py).
 - `FusedNeuron`, the whole neuron as one autograd.Function, for eager mode. At small batches Python
-  dominates the time of a training step, and one Function costs less than two. It also knows the
+  dominates the time of a training step, and one Function costs less than two. It also has the
   operands of the convolution, from which the mean can be derived (window_mean.py).
 - `unfused_neuron`, gain_conv and center_bias_act one after the other, for everything else.
 """

@@ -2,8 +2,8 @@
 
     y = act(v - lambda * m + beta)      pooled, index = max_pool2x2(y)      m = mean of v, (N, C)
 
-Only the pooling reads y. Its backward needs to know where ReLU was open at the maxima, and the
-pooled map tells: with g the gradient of `pooled` and h = g * act'(pooled),
+Only the pooling reads y. Its backward needs act' at the maxima, which follows from the
+pooled map: with g the gradient of `pooled` and h = g * act'(pooled),
 
     dv = place(h, index) - lambda * sum(h) / P       dbeta = sum h
     dlambda = -sum_s m_s * sum_p h

@@ -23,7 +23,7 @@ class ClassesAndContour(NamedTuple):
 
 
 class ClassNet(nn.Module):
-    """ClassNet: images (N, 3, H, W) to class logits and contour logits of the same size.
+    """ClassNet: images (N, 3, H, W) to class and contour logits of the same size.
 
     Described in the paper (names in parentheses are in this file):
     - 7 poolings in encoder and decoder (POOLINGS), up to 256 filters (WIDTHS), deeper and narrower

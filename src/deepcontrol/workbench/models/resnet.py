@@ -51,7 +51,7 @@ class ResNet50(nn.Module):
         self.zero_branches_()
 
     def zero_branches_(self) -> None:
-        """Set the last gain of each AGC branch to 0, so that each block starts as its shortcut.
+        """Set the last gain of each AGC branch to 0: blocks start as their shortcut.
 
         Call it again after he_init_, which sets all gains to 1. It corresponds to the
         zero-initialized last gamma of BatchNorm (Goyal et al., 2017). With gain 1, a network of a

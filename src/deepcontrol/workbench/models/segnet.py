@@ -27,7 +27,9 @@ def _receptive_radius() -> int:
 
 
 class SegNet(nn.Module):
-    """SegNet: images (N, 3, H, W) to logits (N, classes, H, W), for H and W of at least 32.
+    """SegNet: images (N, 3, H, W) to logits (N, classes, H, W).
+
+    H and W must be at least 32.
 
     13 + 13 convolutions of 3x3 and 5 poolings. The encoder widths are [64, 64, 128, 128, 256 x3,
     512 x3, 512 x3], and the decoder mirrors them. The decoder unpools with the positions of the
@@ -81,7 +83,7 @@ class SegNet(nn.Module):
         return self.classify(x)
 
     def _set_consumers(self) -> None:
-        """Tell each AGC layer the size of its consumer, so that it can precompute sums for it."""
+        """Set the consumer_ratio of each AGC layer, so that it can precompute sums."""
         stages = [*self.encoder, *self.decoder]
         for stage in stages:
             for a, b in itertools.pairwise(stage.convolutions):
