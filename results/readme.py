@@ -30,8 +30,8 @@ ROWS = (
         (f"wrong pixels, batch {batch}", "final error", f"segnet-{{}}-b{batch}-lr{lr}")
         for batch, lr in ((1, 0.02), (4, 0.08), (8, 0.16))
     ),
-    ("training step, batch 8", "step time", "{}"),
-    ("activation memory, batch 8", "activation memory", "{}"),
+    ("training step, batch 8, fastest engine", "step time", "{}"),
+    ("activation memory, batch 8, leanest engine", "activation memory", "{}"),
     ("largest batch in 12 GiB", "largest batch in 12 GiB", "{}"),
 )
 
@@ -72,7 +72,7 @@ def in_short(study: Study) -> str:
         )
         lines.append(f"| {row} | {' | '.join(texts)} |")
     trained = {found.n for found in cells.values() if found and found.source == "training"}
-    seeds = " and ".join(map(str, sorted(trained - {0})))
+    seeds = " to ".join(map(str, sorted(trained - {0})))
     note = (
         f"Errors are means and standard deviations over {seeds} seeds, averaged over the last "
         "tenth of the epochs."

@@ -18,7 +18,7 @@ def main() -> int:
             raise
         print(
             f"deepcontrol: {error.name} is not installed; the command line needs the workbench "
-            'extra: pip install "deepcontrol[workbench]"',
+            'extra. In a clone of the repository, run: pip install ".[workbench]"',
             file=sys.stderr,
         )
         return 2

@@ -186,7 +186,7 @@ def test_activation_as_name_class_or_instance(activation: object, name: str) -> 
     [nn.LeakyReLU(0.2), nn.GELU("tanh"), nn.Tanh, nn.Tanh(), nn.PReLU(), torch.relu, 3],
 )
 def test_activation_that_cannot_be_fused(activation: object) -> None:
-    with pytest.raises(ValueError, match=r'cannot fuse.*activation="none".*behind'):
+    with pytest.raises(ValueError, match=r'cannot fuse.*activation="none".*after'):
         AGCConv2d(3, 8, 3, activation=activation)
 
 

@@ -1,5 +1,6 @@
 """param_groups: weight decay for the filters only."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -24,3 +25,8 @@ def test_frozen_parameters_shared_parameters_and_empty_groups() -> None:
     counts = [len(group["params"]) for group in param_groups(model, 0.1)]
     assert counts == [1, 3]
     assert len(param_groups(AGC2d(4), 0.1)) == 1
+
+
+def test_negative_weight_decay_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        param_groups(AGCConv2d(3, 8, 3), weight_decay=-1)

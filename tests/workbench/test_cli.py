@@ -61,7 +61,7 @@ def test_missing_extra_is_one_line(package: str) -> None:
     assert result.returncode == 2
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
-    assert 'pip install "deepcontrol[workbench]"' in line
+    assert 'pip install ".[workbench]"' in line
     assert package in line
 
 

@@ -87,7 +87,10 @@ def fold(model: nn.Module) -> nn.Module:
             "fold the model first, then script it"
         )
     if not any(isinstance(m, (_AGC, _AGCConv, AGCLinear)) for m in model.modules()):
-        raise ValueError(f"no AGC layer in {type(model).__name__}: convert it first, with to_agc")
+        raise ValueError(
+            f"no AGC layer in {type(model).__name__}: convert it with to_agc first; a folded or "
+            "calibrated model cannot be folded again"
+        )
     model = copy.deepcopy(model).eval().requires_grad_(False)
     model = replace_modules(model, _fuse_agc_layers(model))
     replacements: dict[nn.Module, nn.Module] = {}

@@ -112,7 +112,7 @@ def to_agc(
     """Replace every BatchNorm of a model by AGC (automatic gain control), in place.
 
     If a convolution feeds a BatchNorm directly and nothing else, the two become one AGCConv at the
-    convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU behind them. This also saves
+    convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU after them. This also saves
     the memory of the normalization. nn.Identity is left at the other places, so no module changes
     its name or index. Every other BatchNorm becomes AGC1d/2d/3d.
 

@@ -167,7 +167,9 @@ class AGCConv1d(_AGCConv, nn.Conv1d):
 class AGCConv2d(_AGCConv, nn.Conv2d):
     """The paper's neuron: convolution, AGC (automatic gain control) and activation.
 
-        y = act( gamma * (z - lambda * mean(z)) + beta )        z = x * W, mean over H, W per sample
+        z = conv(x, W)        y = act( gamma * (z - lambda * mean(z)) + beta )
+
+    with the mean over H and W, per sample and filter.
 
     It computes the same as Conv2d(bias=False), AGC2d and the activation one after the other, with
     the gain in the weights: conv(x, gamma W) minus lambda times its mean, plus beta, activated. For
@@ -185,7 +187,7 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups: As in nn.Conv2d.
         activation: "relu", "leaky_relu", "silu", "gelu" or "none"; or nn.ReLU, nn.LeakyReLU,
             nn.SiLU, nn.GELU or nn.Identity, as a class or an instance with default settings. For
-            any other, use "none" and put the module behind the layer.
+            any other, use "none" and put the module after the layer.
         bias: Must be True: beta is part of the neuron.
         padding_mode, device, dtype: As in nn.Conv2d.
 

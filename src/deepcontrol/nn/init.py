@@ -61,8 +61,8 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
     channels, and linear layers.
 
     Layers and poolings are visited in the order in which the model registers them. A pooling that
-    is a function call, or one module used in several places, is not found; call he_normal_ on the
-    layer after it yourself.
+    is a function call, or one module used in several places, is not found; initialize the
+    layer after it with `torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")`.
 
     Args:
         model: The model to initialize.

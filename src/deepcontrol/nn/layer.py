@@ -58,7 +58,7 @@ class BatchNormFusionGuard:
         super().__setattr__(name, value)
 
     def _fusion_obstacle(self) -> str | None:
-        """Return why a BatchNorm behind the layer cannot be fused into it, or None."""
+        """Return why a BatchNorm after the layer cannot be fused into it, or None."""
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return optimizer groups: weight decay for filters, none for the rest.
 
     Filters are the parameters with two or more dimensions. Decay of a gain would decay its filter a
-    second time, and decay of lambda would pull it to 0, where deep networks do not train.
+    second time, and decay of lambda would pull it to 0, where deep networks train poorly.
 
     Args:
         model: The model to optimize. Frozen parameters are excluded; shared ones appear once.
@@ -23,6 +23,8 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     >>> [(len(g["params"]), g["weight_decay"]) for g in groups]
     [(1, 0.0001), (3, 0.0)]
     """
+    if weight_decay < 0:
+        raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay},

@@ -107,7 +107,7 @@ def activation_name(activation: str | nn.Module | type[nn.Module] | None) -> Act
         raise ValueError(
             f"cannot fuse the activation {activation!r}: expected one of {', '.join(ACTIVATIONS)}, "
             f"or nn.ReLU, nn.LeakyReLU (slope {LEAKY_SLOPE}), nn.SiLU, nn.GELU (not approximate) "
-            'or nn.Identity. Use activation="none" and put the module behind the layer.'
+            'or nn.Identity. Use activation="none" and put the module after the layer.'
         )
     return name
 

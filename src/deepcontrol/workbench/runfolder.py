@@ -260,7 +260,8 @@ def read_config(folder: Path) -> Row:
     try:
         content = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} is not a run folder: it has no {CONFIG}") from None
+        problem = f"it has no {CONFIG}" if folder.exists() else "no such folder"
+        raise ValueError(f"{folder} is not a run folder: {problem}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
     row = _as_row(content)

@@ -36,7 +36,9 @@ def run_report(command: Report, console: Console) -> int:
     try:  # imported here, because a training machine may lack matplotlib
         from .page import write_page, write_study_page
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error}: pip install 'deepcontrol[workbench]'") from None
+        raise ValueError(
+            f"{error}: in a clone of the repository, run: pip install '.[workbench]'"
+        ) from None
 
     def say(text: str) -> None:
         console.print(escape(text), highlight=False, soft_wrap=True)

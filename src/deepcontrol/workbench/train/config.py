@@ -48,13 +48,13 @@ class Train:
     model: Literal["segnet", "classnet"] = "segnet"
     """Network. classnet also predicts contours, from the dataset's instance labels."""
     norm: Norm = "agc"
-    """Normalization: agc (automatic gain control), bn, gn, in, frn or none."""
+    """agc (automatic gain control), or Batch-, Group-, Instance-, FilterResponseNorm, or none."""
     data: Literal["streets", "camvid", "cityscapes", "cityscapes14"] = "streets"
     """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
     data_root: Path | None = None
-    """Dataset folder. streets needs none."""
+    """Dataset folder. Not needed for streets."""
     size: Size = (256, 512)
-    """Training size. Larger images are cropped for training and evaluated in windows."""
+    """Training size. Larger images are cropped; evaluation uses windows of this size."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
@@ -70,7 +70,7 @@ class Train:
     seed: int = 0
     """Seed for initialization, shuffling and augmentation."""
     init: Literal["he", "identity", "unit"] = "he"
-    """Initialization: he (fan-in), identity (the paper's variant) or unit (AGC, variance 1)."""
+    """Initialization: he (fan-in), identity (the paper's variant), unit (AGC: unit variance)."""
     fixed_lambda: float | None = None
     """Fix AGC's lambda (share of the mean that is subtracted) instead of learning it."""
     fixed_gamma: float | None = None
@@ -82,9 +82,9 @@ class Train:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 uses autocast with fp32 parameters. auto is bf16 on a GPU and fp32 on a CPU."""
     engine: Engine = "graph"
-    """How a step is executed. graph (CUDA graph) runs eagerly on a CPU."""
+    """How a step is executed. On a CPU, graph means eager."""
     deterministic: bool = False
-    """Bit-identical results on a GPU, at some cost in speed. CPU runs always are."""
+    """Bit-identical results on a GPU, at some cost in speed. Runs on a CPU always are."""
     fsdp: bool = False
     """Shard parameters, gradients and momentum over the processes (FSDP2)."""
     train_limit: int | None = None
@@ -92,13 +92,13 @@ class Train:
     val_limit: int | None = None
     """Use only the first N validation images."""
     workers: int = 0
-    """Threads that prepare batches. The batches do not depend on it; data on a GPU needs none."""
+    """Threads that prepare batches. The batches do not depend on this number."""
     eval_batch_size: int | None = None
     """Images per evaluation batch, over all processes. None: --batch-size."""
     eval_whole: bool = False
-    """Evaluate larger images whole instead of in windows. This increases the error of AGC."""
+    """Evaluate images larger than --size whole, not in windows. Usually worse for AGC."""
     save_epochs: int = 1
-    """Save a checkpoint every N epochs and after the last one. best/ is the best of these."""
+    """Save a checkpoint every N epochs and after the last one. best/ has the lowest error."""
     save_steps: int = 0
     """Also save a checkpoint every N steps. 0 saves only at the end of epochs."""
     sample_epochs: tuple[int, ...] = (1, 10, 50, 100, 150)

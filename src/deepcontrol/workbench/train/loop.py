@@ -83,7 +83,7 @@ def train_epochs(run: TrainingRun) -> None:
         if run.saves_after(position.epoch):
             save(run, is_best=position.best_epoch == position.epoch)
     run.writer.wait()
-    run.display.log(f"finished {epochs} epochs: {run.config.out}")
+    run.display.log(f"finished {epochs} epoch{'s' * (epochs > 1)}: {run.config.out}")
 
 
 def train_epoch(run: TrainingRun) -> None:
