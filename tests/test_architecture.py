@@ -2,9 +2,6 @@
 
 import ast
 import graphlib
-import importlib.metadata
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import deepcontrol
+from tests.torch_only import assert_library_trains, link_torch
 
 KERNELS = "deepcontrol.ops.triton"
 PACKAGE = Path(deepcontrol.__file__).parent
@@ -178,57 +176,8 @@ import deepcontrol.workbench.cli, deepcontrol.workbench.study.executors
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def torch_and_what_it_needs() -> set[str]:
-    """The distributions that `pip install torch` would bring, torch included."""
-    found, todo = set(), ["torch"]
-    while todo:
-        name = todo.pop()
-        try:
-            requires = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue  # for another platform or Python
-        found.add(name)
-        for requirement in requires:
-            needed = re.split(r"[ ;<>=!~\[(]", requirement, maxsplit=1)[0]
-            if "extra ==" not in requirement and needed not in found:
-                todo.append(needed)
-    return found
-
-
 def test_library_works_with_torch_alone(tmp_path: Path) -> None:
-    """In a folder with torch and its own dependencies linked in, and no other package in sight."""
-    for name in torch_and_what_it_needs():
-        for file in importlib.metadata.files(name) or []:
-            top = file.parts[0]
-            source = Path(str(importlib.metadata.distribution(name).locate_file(top)))
-            if top not in ("..", "__pycache__") and not (tmp_path / top).exists():
-                (tmp_path / top).symlink_to(source)
+    """Link the library beside torch and its dependencies, and train one step there."""
+    link_torch(tmp_path)
     (tmp_path / "deepcontrol").symlink_to(PACKAGE)
-    script = """
-import sys, warnings
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-sys.path.insert(0, sys.argv[1])
-import torch
-from_torch = set(sys.modules)
-import deepcontrol
-extra = {m.split(".")[0] for m in set(sys.modules) - from_torch} - sys.stdlib_module_names
-assert extra == {"deepcontrol"}, extra
-for missing in ("numpy", "rich", "PIL"):
-    try:
-        __import__(missing)
-    except ImportError:
-        continue
-    raise AssertionError(f"{missing} is in sight")
-model = torch.nn.Sequential(deepcontrol.AGCConv2d(3, 4, 3), deepcontrol.AGC2d(4))
-model(torch.randn(1, 3, 8, 8)).square().sum().backward()
-assert model[0].gain.grad is not None
-print("trained")
-"""
-    result = subprocess.run(
-        [sys.executable, "-S", "-E", "-s", "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        cwd=tmp_path,
-    )
-    assert result.stdout == "trained\n", result.stderr
+    assert_library_trains(tmp_path)

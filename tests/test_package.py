@@ -1,8 +1,6 @@
 """The wheel and the source distribution: their content, and an import with only torch installed."""
 
 import email
-import importlib.metadata
-import os
 import re
 import subprocess
 import sys
@@ -11,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.torch_only import assert_library_trains, link_torch
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"
@@ -91,52 +91,8 @@ def test_source_distribution_is_complete(dist: Path) -> None:
 
 def test_installed_wheel_works_with_only_torch(wheel: Path, tmp_path: Path) -> None:
     """Install into a folder that holds torch and its dependencies, and train one step there."""
-    for name in _torch_and_dependencies():
-        for file in importlib.metadata.files(name) or []:
-            top = file.parts[0]
-            source = Path(str(importlib.metadata.distribution(name).locate_file(top)))
-            if top not in ("..", "__pycache__") and not (tmp_path / top).exists():
-                (tmp_path / top).symlink_to(source)
+    link_torch(tmp_path)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     install += ["--disable-pip-version-check", "--target", str(tmp_path), str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
-    script = """
-import sys, warnings
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-sys.path.insert(0, sys.argv[1])
-import torch
-import deepcontrol
-import deepcontrol.step
-assert deepcontrol.__file__.startswith(sys.argv[1]), deepcontrol.__file__
-extra = {m.split(".")[0] for m in sys.modules} & {"numpy", "rich", "PIL", "tyro"}
-assert not extra, extra
-model = torch.nn.Sequential(deepcontrol.AGCConv2d(3, 4, 3), deepcontrol.AGC2d(4))
-model(torch.randn(1, 3, 8, 8)).square().sum().backward()
-assert model[0].gain.grad is not None
-print("trained")
-"""
-    result = subprocess.run(
-        [sys.executable, "-S", "-E", "-s", "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        cwd=tmp_path,
-    )
-    assert result.stdout == "trained\n", result.stderr
-
-
-def _torch_and_dependencies() -> set[str]:
-    """Return the installed distributions that `pip install torch` would bring."""
-    found, todo = set(), ["torch"]
-    while todo:
-        name = todo.pop()
-        try:
-            requires = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue  # for another platform or Python version
-        found.add(name)
-        for requirement in requires:
-            needed = re.split(r"[ ;<>=!~\[(]", requirement, maxsplit=1)[0]
-            if "extra ==" not in requirement and needed not in found:
-                todo.append(needed)
-    return found
+    assert_library_trains(tmp_path)

@@ -80,9 +80,7 @@ def test_error_on_a_later_layer_leaves_the_model_unchanged() -> None:
 
 
 def test_fold_without_agc_layers_raises() -> None:
-    with pytest.raises(
-        ValueError, match="no AGC layer in Sequential: convert it with"
-    ):
+    with pytest.raises(ValueError, match="no AGC layer in Sequential: convert it with"):
         fold(row(3, 8))
 
 
