@@ -173,7 +173,8 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
 
     It computes the same as Conv2d(bias=False), AGC2d and the activation one after the other, with
     the gain in the weights: conv(x, gamma W) minus lambda times its mean, plus beta, activated. For
-    relu, leaky_relu and none, the layer saves x and N x C means for backward, and no other map.
+    relu, leaky_relu and none, the layer saves x and N x C means for backward, and no other map (on
+    a GPU also one bit per output element).
 
     It is an nn.Conv2d: `weight` is the filter W and `bias` is beta (initially 0). It adds `gain`
     (gamma, 1) and `mean_scale` (lambda, 1), each (out_channels,). Training and evaluation are the
