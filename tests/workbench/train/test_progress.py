@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pexpect
 import pytest
 from PIL import Image
 from torch import nn
@@ -19,8 +18,10 @@ from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.progress import sample_sheet, save_png
 from tests.workbench.train.runs import command, metrics, train_here
 
+pexpect = pytest.importorskip("pexpect", reason="pexpect drives the terminal")
 
-def terminal(*words: str) -> "pexpect.spawn[str]":
+
+def terminal(*words: str) -> Any:
     arguments = ["-m", "deepcontrol", *words]
     return pexpect.spawn(
         sys.executable, arguments, encoding="utf-8", timeout=60, dimensions=(30, 150)
