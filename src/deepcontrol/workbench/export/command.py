@@ -15,7 +15,7 @@ from rich.table import Table
 from ... import __version__
 from ...convert import calibrate, fold
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
-from ..predict.network import Network, load_network
+from ..predict import Network, load_network
 from ..runfolder import write_atomic
 from ..sizes import Size
 from ..train.config import Train, load_config
