@@ -17,13 +17,13 @@ from deepcontrol.ops import window_mean
 
 pytest.importorskip("triton")
 
-from deepcontrol.ops.triton import agc, agc_pool, gain, sums
+from deepcontrol.ops.triton import agc, agc_pool, blocks, gain
 
 MAX_FRAMES = 5  # AGCConv2d.forward and the function that calls kernel[grid](...) included
 KERNELS = (
     (gain, "_scale"),
-    (sums, "agc_sum_kernel"),
-    (sums, "window_mean_kernel"),
+    (blocks, "agc_sum_kernel"),
+    (blocks, "window_mean_kernel"),
     (agc, "agc_forward_kernel"),
     (agc_pool, "agc_pool_forward_kernel"),
 )

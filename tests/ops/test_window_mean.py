@@ -17,7 +17,7 @@ from deepcontrol.workbench.models import SegNet
 
 pytest.importorskip("triton")
 
-from deepcontrol.ops.triton import agc, agc_pool, sums
+from deepcontrol.ops.triton import agc, agc_pool, blocks
 from deepcontrol.ops.triton.launch import Launch, launch, tile_maps
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -59,13 +59,13 @@ def test_sums_of_a_convolution(
 ) -> None:
     x = laid_out(torch.randn(shape, device=device) + 0.5, layout).to(dtype)
     weight = laid_out(torch.randn(filters, shape[1], 3, 3, device=device), layout).to(dtype)
-    map_sums = launched(*sums.sum_launches(x, tile_maps(x, False, None, 0), None))
+    map_sums = launched(*blocks.sum_launches(x, tile_maps(x, False, None, 0), None))
     exact = torch.conv2d(x.double(), weight.double(), padding=1).sum((2, 3))
     swapped = (
         weight.transpose(2, 3).contiguous().transpose(2, 3)
     )  # the same values in another layout
     for block_f, taps in ((4, weight), (16, weight), (4, swapped)):
-        partial, last = sums.window_mean_launch(ConvOperands(x, taps, None), map_sums, block_f)
+        partial, last = blocks.window_mean_launch(ConvOperands(x, taps, None), map_sums, block_f)
         found = launched(partial, [last]).sum(2).flatten(1)[:, :filters]
         assert (found - exact).norm() < 1e-6 * exact.norm()
 
@@ -126,14 +126,14 @@ def derived(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
     means: list[Tensor] = []
 
-    window_mean_launch = sums.window_mean_launch
+    window_mean_launch = blocks.window_mean_launch
 
     def counted(*args: Any) -> Any:
         partial_sums, last = window_mean_launch(*args)
         means.append(partial_sums)
         return partial_sums, last
 
-    monkeypatch.setattr(sums, "window_mean_launch", counted)
+    monkeypatch.setattr(blocks, "window_mean_launch", counted)
     return means
 
 
@@ -221,13 +221,13 @@ def test_segnet(monkeypatch: pytest.MonkeyPatch) -> None:
     unit_init_(model, x)
     calls = []
 
-    window_mean_launch = sums.window_mean_launch
+    window_mean_launch = blocks.window_mean_launch
 
     def counted(*args: Any) -> Any:
         calls.append(args)
         return window_mean_launch(*args)
 
-    monkeypatch.setattr(sums, "window_mean_launch", counted)
+    monkeypatch.setattr(blocks, "window_mean_launch", counted)
 
     def trained(worth: int, half: bool) -> list[Tensor]:
         monkeypatch.setattr(window_mean, "MIN_ELEMENTS", worth)

@@ -40,7 +40,10 @@ from .blocks import (
     act_backward,
     act_gradient,
     add_up_parts,
+    agc_sum_kernel,
     block_offsets,
+    empty_map_gradients,
+    filter_gradient_launches,
     load_block,
     load_parameters,
     load_per_filter,
@@ -48,10 +51,10 @@ from .blocks import (
     pack_mask,
     parts_of_unit,
     store_single_sample_grad,
+    sum_launches,
     to_fp32,
 )
 from .launch import Tiling, launch, tile_maps
-from .sums import agc_sum_kernel, empty_map_gradients, filter_gradient_launches, sum_launches
 
 
 @triton.jit

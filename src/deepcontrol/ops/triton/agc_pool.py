@@ -21,14 +21,17 @@ from .blocks import (
     act,
     act_backward,
     add_up_parts,
+    agc_sum_kernel,
+    empty_map_gradients,
+    filter_gradient_launches,
     load_per_filter,
     parts_of_unit,
     store_single_sample_grad,
+    sum_launches,
     to_fp32,
 )
 from .launch import TiledMaps, divide, launch, power_of_2, tile_maps
 from .pool import empty_maps
-from .sums import agc_sum_kernel, empty_map_gradients, filter_gradient_launches, sum_launches
 
 BLOCK = 2048  # windows, of four positions each, that a program reads at once over its maps
 STEPS = 4  # blocks per program
