@@ -8,18 +8,18 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..ops import gain_conv, max_pool2x2
 from ..ops.activation import ActivationName, activation_name
-from ..ops.gain_conv import cast_input
+from ..ops.agc import center_bias_act_given_mean
+from ..ops.gain_conv import cast_input, store_map_sums, stored_map_sums
 from ..ops.layout import positions
 from ..ops.neuron import (
     FusedNeuron,
+    FusedNeuronPool,
     Geometry,
     NeuronConfig,
-    center_bias_act_given_mean,
     runs_fused,
     unfused_neuron,
+    unfused_neuron_pool,
 )
-from ..ops.neuron_pool import FusedNeuronPool, unfused_neuron_pool
-from ..ops.window_mean import store_map_sums, stored_map_sums
 from .init import he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans

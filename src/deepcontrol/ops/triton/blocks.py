@@ -8,7 +8,7 @@ kernels that rewrite the maps add them up in a fixed order. There are no atomics
 same in every run.
 
 `window_mean_kernel` writes partial sums of a 3x3 convolution's output without reading it, from the
-sums of the convolution's input (ops/window_mean.py). A program takes a few channels of x in one
+sums of the convolution's input (ops/gain_conv.py). A program takes a few channels of x in one
 sample and a block of filters, adds up the stored map sums, reads the borders and writes one partial
 sum per filter.
 """
@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..gain_conv import ConvOperands
 from ..layout import map_strides
 from ..reference import LEAKY_SLOPE
-from ..window_mean import ConvOperands
 from .launch import Launch, TiledMaps, divide, power_of_2, tile_maps
 
 CHANNELS = 16  # channels of x per program of window_mean_kernel
@@ -396,7 +396,7 @@ def window_mean_launch(
     x, filters = operands.x, operands.filters
     (n, c, height, width), f = x.shape, filters.shape[0]
     strides = map_strides(x)
-    assert strides is not None  # window_mean.derives_mean checks it first
+    assert strides is not None  # gain_conv.derives_mean checks it first
     parts, groups = divide(c, CHANNELS), divide(f, block_f)
     partial_sums = map_sums.new_empty((n, groups, parts, block_f), dtype=torch.float32)
     geometry: dict[str, Any] = dict(zip(("sn", "sc", "sp"), strides, strict=True))

@@ -24,10 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ...nn import AGCConv2d
 from ...ops import max_pool2x2, max_unpool2x2
-from ...ops.agc import backward as layer_backward
-from ...ops.agc import forward as layer_forward
-from ...ops.neuron import backward as center_backward
-from ...ops.neuron import forward_function, saved_map
+from ...ops.agc import agc_backward, agc_forward, center_backward, forward_function, saved_map
 from .cases import Bench, Case, selected
 from .contenders import precision
 from .measure import (
@@ -82,7 +79,7 @@ def center_backward_call(batch: int, *size: int) -> Call:
 
 def layer_forward_call(batch: int, *size: int) -> Call:
     z, parameters = feature_maps(batch, *size), agc_parameters(size[0])
-    return lambda: layer_forward(z, *parameters), 2 * z.nbytes
+    return lambda: agc_forward(z, *parameters), 2 * z.nbytes
 
 
 def layer_backward_call(batch: int, *size: int) -> Call:
@@ -92,7 +89,7 @@ def layer_backward_call(batch: int, *size: int) -> Call:
         agc_parameters(size[0]),
     )
     mean = torch.zeros(batch, size[0], device="cuda")
-    return lambda: layer_backward(g, z, *parameters, mean), 3 * g.nbytes
+    return lambda: agc_backward(g, z, *parameters, mean), 3 * g.nbytes
 
 
 def pool_call(batch: int, *size: int) -> Call:
