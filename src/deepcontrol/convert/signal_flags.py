@@ -130,12 +130,19 @@ def _vanishing(found: Sequence[Measurement]) -> Iterator[int]:
 
 def _gradient_explosion(found: Sequence[Measurement]) -> Iterator[int]:
     limit = GRADIENT_EXPLOSION * _last_energy(found)
-    return (i for i, m in enumerate(found) if limit < (_energy(m) or 0.0) < math.inf)
+    for i, m in enumerate(found):
+        # A norm divides by the deviation of its input, which scales the gradient by the inverse.
+        energy = (_energy(m) or 0.0) * min(1.0, m.variance)
+        if limit < energy < math.inf:
+            yield i
 
 
 def _gradient_vanishing(found: Sequence[Measurement]) -> Iterator[int]:
     limit = GRADIENT_VANISHING * _last_energy(found)
-    return (i for i in _trunk(found) if 0 < (_energy(found[i]) or 0.0) < limit)
+    for i in _trunk(found):
+        energy = (_energy(found[i]) or 0.0) * max(1.0, found[i].variance)
+        if 0 < energy < limit:
+            yield i
 
 
 def _dead(found: Sequence[Measurement]) -> Iterator[int]:
@@ -196,8 +203,9 @@ def _non_finite_message(found: Sequence[Measurement], layers: Sequence[int]) -> 
 def _explosion_message(found: Sequence[Measurement], layers: Sequence[int]) -> str:
     most = max(layers, key=lambda i: found[i].variance)
     text = (
-        f"the variance is {found[most].variance:.1e} at {_name(found[most])}, {found[0].variance:.1e}"
-        f" at the first layer; first above the limit at {_where(found, layers)}. "
+        f"the variance is {found[most].variance:.1e} at {_name(found[most])}, "
+        f"{found[0].variance:.1e} at the first layer; it exceeds the limit at "
+        f"{_where(found, layers)}. "
     )
     branches = sum(m.kind == "add" for m in found)
     if branches < 2:
