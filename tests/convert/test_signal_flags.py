@@ -196,8 +196,10 @@ def test_few_values_are_not_called_constant() -> None:
 )
 def test_one_position(layer: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     agc = layer()
-    found = flags(nn.Sequential(nn.Identity(), agc), *shape)["one position"]
+    (found,) = flags(nn.Sequential(nn.Identity(), agc), *shape).values()
+    assert found.kind == "one position"
     assert "zeros_(layer.mean_scale)" in found.message
+    assert found.layers == (0,)
     nn.init.zeros_(agc.mean_scale)
     assert "one position" not in flags(agc, *shape)
 

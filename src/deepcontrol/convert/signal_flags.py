@@ -63,18 +63,13 @@ def find_flags(found: Sequence[Measurement]) -> tuple[SignalFlag, ...]:
     """Return all faults, at most one of each kind."""
     if not found:
         return ()
-    flags = (_flag(kind, test(found), found, message) for kind, test, message in _TESTS)
-    return tuple(flag for flag in flags if flag is not None)
-
-
-def _flag(
-    kind: FlagKind,
-    layers: Iterator[int],
-    found: Sequence[Measurement],
-    message: Callable[[Sequence[Measurement], Sequence[int]], str],
-) -> SignalFlag | None:
-    indices = tuple(layers)
-    return SignalFlag(kind, indices, message(found, indices)) if indices else None
+    explained = set(_one_position(found))  # such a layer outputs constants; one flag says it all
+    flags = []
+    for kind, test, message in _TESTS:
+        layers = [i for i in test(found) if kind == "one position" or i not in explained]
+        if layers:
+            flags.append(SignalFlag(kind, tuple(layers), message(found, layers)))
+    return tuple(flags)
 
 
 def _trunk(found: Sequence[Measurement]) -> list[int]:
@@ -95,8 +90,8 @@ def _starts_at_zero(m: Measurement) -> bool:
     return any(isinstance(s, Tensor) and not bool(s.detach().any()) for s in scales)
 
 
-def _zero_start_from(found: Sequence[Measurement]) -> int:
-    """Return the index of the last layer that starts at zero, or -1: no gradient passes it."""
+def _last_zero_start(found: Sequence[Measurement]) -> int:
+    """Return the last layer that starts at zero, or -1. No gradient reaches the layers before."""
     return max((i for i, m in enumerate(found) if _starts_at_zero(m)), default=-1)
 
 
@@ -145,13 +140,14 @@ def _gradient_vanishing(found: Sequence[Measurement]) -> Iterator[int]:
             yield i
 
 
+def _is_closed(m: Measurement) -> bool:
+    return m.relu == "relu" and math.isfinite(m.mean) and (m.open_share or 0.0) < DEAD_OPEN_SHARE
+
+
 def _dead(found: Sequence[Measurement]) -> Iterator[int]:
-    trunk, zero_start = set(_trunk(found)), _zero_start_from(found)
+    trunk, zero_start = set(_trunk(found)), _last_zero_start(found)
     for i, m in enumerate(found):
-        closed = m.relu == "relu" and (m.open_share or 0.0) < DEAD_OPEN_SHARE
-        if (closed and math.isfinite(m.mean)) or (
-            m.gradient_square == 0 and i in trunk and i > zero_start
-        ):
+        if _is_closed(m) or (m.gradient_square == 0 and i in trunk and i >= zero_start):
             yield i
 
 
@@ -234,10 +230,15 @@ def _gradient_message(found: Sequence[Measurement], layers: Sequence[int]) -> st
 
 
 def _dead_message(found: Sequence[Measurement], layers: Sequence[int]) -> str:
-    return (
-        f"{_where(found, layers)}: fewer than {DEAD_OPEN_SHARE:.0%} of the ReLUs are open, or no "
-        "gradient arrives, so the layers before do not learn"
-    )
+    closed = [i for i in layers if _is_closed(found[i])]
+    starved = [i for i in layers if i not in closed]
+    parts = []
+    if closed:
+        where = _where(found, closed)
+        parts.append(f"fewer than {DEAD_OPEN_SHARE:.0%} of the ReLUs are open at {where}")
+    if starved:
+        parts.append(f"no gradient arrives at {_where(found, starved)}")
+    return "; ".join(parts)
 
 
 def _constant_message(found: Sequence[Measurement], layers: Sequence[int]) -> str:

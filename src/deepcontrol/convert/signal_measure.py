@@ -40,6 +40,8 @@ _KINDS: tuple[tuple[Kind, tuple[type[nn.Module], ...]], ...] = (
     ("norm", (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)),
     ("other", (nn.MultiheadAttention, nn.RNNBase)),
 )
+# Probabilities are small whatever the scale of the signal.
+_PROBABILITIES = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
 _RELUS = (nn.ReLU, nn.ReLU6)
 _LEAKY_RELUS = (nn.LeakyReLU, nn.RReLU)
 _RELU_NAMES = ("relu", "relu6")
@@ -218,7 +220,7 @@ def kind_of(module: nn.Module) -> Kind | None:
         if isinstance(module, classes):
             return kind
     if type(module).__module__ == nn.ReLU.__module__:
-        return "activation"
+        return None if isinstance(module, _PROBABILITIES) else "activation"
     has_children = next(module.children(), None) is not None
     has_parameters = next(module.parameters(recurse=False), None) is not None
     return "other" if has_parameters and not has_children else None

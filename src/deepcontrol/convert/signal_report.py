@@ -107,8 +107,12 @@ class SignalReport:
             open_share: Also draw the share of open ReLUs.
             label: Name of the curve, for a legend.
         """
-        from .signal_plot import draw, draw_file
-
+        try:
+            from .signal_plot import draw, draw_file
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "SignalReport.plot needs matplotlib, which is not installed: pip install matplotlib"
+            ) from error
         if isinstance(to, (str, os.PathLike)):
             draw_file(self.layers, to, open_share, label)
         else:
