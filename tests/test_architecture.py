@@ -13,6 +13,7 @@ import deepcontrol
 from tests.torch_only import assert_library_trains, link_torch
 
 KERNELS = "deepcontrol.ops.triton"
+PLOT = "deepcontrol.convert.signal_"
 PACKAGE = Path(deepcontrol.__file__).parent
 SOURCE = PACKAGE.parent
 STANDARD = sys.stdlib_module_names
@@ -151,9 +152,11 @@ def test_directions(module: str) -> None:
         if top in ("deepcontrol", "streets"):
             assert package_of(name) in ALLOWED[package] | {package}, f"{module} imports {name}"
         elif package in LIBRARY:
-            # Only the kernels may need Triton, and they are imported when a tensor needs one.
-            triton = {"triton"} if module.startswith(KERNELS) else set()
-            assert top in STANDARD | {"torch"} | triton, f"{module} imports {name}"
+            # Only the kernels may need Triton, and they are imported when a tensor needs one. Only
+            # the plot may need matplotlib, and it is imported when something is drawn.
+            optional = {"triton"} if module.startswith(KERNELS) else set()
+            optional |= {"matplotlib"} if module.startswith(PLOT) else set()
+            assert top in STANDARD | {"torch"} | optional, f"{module} imports {name}"
 
 
 def test_no_module_imports_itself_through_others() -> None:

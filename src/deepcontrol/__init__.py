@@ -1,6 +1,6 @@
 """deepcontrol: automatic gain control (AGC) for convolutional networks, instead of BatchNorm."""
 
-from .convert import calibrate, fold, to_agc
+from .convert import calibrate, fold, signal_report, to_agc
 from .nn import (
     AGC1d,
     AGC2d,
@@ -34,6 +34,7 @@ __all__ = [
     "he_init_",
     "identity_init_",
     "param_groups",
+    "signal_report",
     "to_agc",
     "unit_init_",
 ]

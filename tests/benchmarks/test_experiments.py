@@ -1,5 +1,6 @@
 """The scripts in benchmarks/, with tiny networks on random images."""
 
+import hashlib
 import math
 import runpy
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from deepcontrol.step import TrainingStep
@@ -196,3 +198,28 @@ def test_loss_scale_equals_the_first_loss(camvid: Path, monkeypatch: pytest.Monk
     assert scales[0] != pytest.approx(scales[1], rel=0.05)
     there = float(papers["rate_0.64_in_terms_of_camvid"])
     assert there == pytest.approx(0.64 * scales[1] / scales[0], rel=0.01)
+
+
+def test_signal_grows_with_plain_gains_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--depths", 20, 8, "--batch", 2, "--picture", "signal.png")
+    rows = rows_of("signal_depth", *words, patch=monkeypatch)
+    last = {
+        start: [
+            float(row["variance"]) for row in rows if row["start"] == start and row["block"] == "9"
+        ]
+        for start in ("BatchNorm", "AGC, all gains 1", "AGC, last gains 1/sqrt(blocks)")
+    }
+    bn, plain, scaled = (values[0] for values in last.values())
+    assert scaled < bn < plain
+    assert [row["block"] for row in rows].count("logits") == 6
+    assert all(row["torch"] == torch.__version__ for row in rows)
+    rows_of("signal_depth", "--draw", "--picture", "again.png", patch=monkeypatch)
+    with Image.open("signal.png") as drawn, Image.open("again.png") as again:
+        assert drawn.tobytes() == again.tobytes()
+
+
+def test_picture_of_the_signal_is_up_to_date() -> None:
+    csv = SCRIPTS / "results" / "signal-depth.csv"
+    with Image.open(SCRIPTS.parent / "docs" / "signal.png") as picture:
+        shown = picture.info["csv-sha256"]
+    assert shown == hashlib.sha256(csv.read_bytes()).hexdigest(), "run signal_depth.py --draw"

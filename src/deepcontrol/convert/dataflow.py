@@ -114,6 +114,13 @@ def observe_maps(
     return observed
 
 
+def example_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that an example stands for."""
+    if isinstance(example, dict):
+        return (), example
+    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
+
+
 def is_plain_sequential(module: nn.Module) -> bool:
     """Return whether a module is an nn.Sequential that does not override forward."""
     overridden = type(module).forward is not nn.Sequential.forward or "forward" in vars(module)
@@ -325,7 +332,7 @@ def _run_example(model: nn.Module, example: Any, hooks: Iterable[RemovableHandle
     Training flags are restored, so the model does not change.
     """
     training = [module for module in model.modules() if module.training]
-    args, kwargs = _arguments(example)
+    args, kwargs = example_arguments(example)
     try:
         model.eval()
         with torch.no_grad():
@@ -335,9 +342,3 @@ def _run_example(model: nn.Module, example: Any, hooks: Iterable[RemovableHandle
             hook.remove()
         for module in training:
             module.training = True
-
-
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, dict):
-        return (), example
-    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
