@@ -184,6 +184,11 @@ class _MeasuredScale:
         return mean
 
 
+def branch_gain(blocks: int) -> float:
+    """Return the initial gain of the last neuron of a residual branch."""
+    return 1 / math.sqrt(blocks)
+
+
 def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
     """Fill a layer's filters from N(0, 2 / fan_in).
 

@@ -41,10 +41,10 @@ class Predict:
     An image that needs more than half of the free memory is split into tiles. Tiles overlap by the
     receptive field and share one mean per AGC layer, so that the labels equal those of the whole
     image. This takes one pass over all tiles per AGC layer. Networks with bn or without norm need
-    a single pass. The statistics of gn, in and frn cannot be shared, so tiles show seams.
+    a single pass. The statistics of other norms cannot be shared, so tiles show seams.
 
-    A network with agc, gn, in or frn that was trained on crops uses overlapping windows of the crop
-    size, and their probabilities are blended. --tile selects tiles instead.
+    A network with agc or one of these other norms that was trained on crops uses overlapping
+    windows of the crop size, and their probabilities are blended. --tile selects tiles instead.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]

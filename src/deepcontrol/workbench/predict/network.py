@@ -16,7 +16,7 @@ from ..train.config import load_config
 from .tiling import bytes_per_pixel, round_up
 
 # Norms with statistics of the input that tiles cannot share.
-PER_TILE_NORMS = ("gn", "in", "frn")
+PER_TILE_NORMS = ("gn", "in", "ln", "frn", "evonorm-s0", "ws+gn")
 # Norms with statistics of the input in evaluation too. The outputs depend on the crop.
 CROP_DEPENDENT_NORMS = ("agc", *PER_TILE_NORMS)
 

@@ -48,7 +48,9 @@ class Train:
     model: Literal["segnet", "classnet"] = "segnet"
     """Network. classnet also predicts contours, from the dataset's instance labels."""
     norm: Norm = "agc"
-    """agc (automatic gain control), or Batch-, Group-, Instance-, FilterResponseNorm, or none."""
+    """agc (automatic gain control), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln
+    (LayerNorm), frn (Filter Response Normalization), evonorm-s0, ws+gn (weight standardization and
+    GroupNorm), or none."""
     data: Literal["streets", "camvid", "cityscapes", "cityscapes14"] = "streets"
     """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
     data_root: Path | None = None

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...nn import AGCConv2d, AGCConvPool2d
 from ...nn.conv import padded
 from ...ops import center_bias_act, gain_conv
-from ..models.blocks import FilterResponseNorm2d
+from ..models.norms import FilterResponseNorm2d
 from .distributed import Group, unshard
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
@@ -77,7 +77,8 @@ def active_mask(module: nn.Module, input: Tensor, output: Any) -> Tensor:
     if isinstance(module, AGCConvPool2d):
         output = unpooled(module, input)
     last = module[-1] if isinstance(module, nn.Sequential) else module
-    if isinstance(last, FilterResponseNorm2d):  # max(x, threshold) in place of ReLU
+    if isinstance(last, FilterResponseNorm2d) and last.threshold is not None:
+        # max(x, threshold) in place of ReLU
         return output > unshard(last.threshold)[:, None, None]
     return output > 0
 
