@@ -2,31 +2,58 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from .augment import Augment
 from .batches import Batch, Batches
 from .cache import Cache, prepare
 from .camvid import open_camvid
 from .cityscapes import open_cityscapes
-from .sample import VOID, DataError, Sample, Size, Source
+from .classification import ClassificationBatches, CropFlip
+from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source
 from .streets import open_streets
 
 NAMES = ("streets", "camvid", "cityscapes", "cityscapes14")
+# Default height and width of the images for training.
+DEFAULT_SIZES = {
+    **dict.fromkeys(("streets", "camvid", "cityscapes", "cityscapes14"), (256, 512)),
+    "cifar10": (32, 32),
+    "cifar100": (32, 32),
+    "fashion-mnist": (28, 28),
+    "imagefolder": (224, 224),
+}
 
 __all__ = [
+    "DEFAULT_SIZES",
     "NAMES",
+    "NO_CLASS",
     "VOID",
     "Augment",
     "Batch",
     "Batches",
     "Cache",
+    "ClassificationBatches",
+    "CropFlip",
     "DataError",
     "Sample",
     "Size",
     "Source",
+    "channels_of",
+    "data_task",
     "open_source",
     "prepare",
 ]
+
+
+def data_task(name: str) -> Literal["segmentation", "classification"]:
+    """Return the task of a dataset: its labels are of pixels or of images."""
+    classified = ("cifar10", "cifar100", "fashion-mnist", "imagefolder")
+    return "classification" if name in classified else "segmentation"
+
+
+def channels_of(name: str) -> int:
+    """Return the channels of a dataset's images."""
+    return 1 if name == "fashion-mnist" else 3
 
 
 def open_source(

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 VOID = 255  # label of unlabeled pixels; losses and metrics ignore them
+NO_CLASS = -1  # label of images without a class, in classification; ignored as well
 
 Size = tuple[int, int]  # height, width
 Palette = tuple[tuple[int, int, int], ...]

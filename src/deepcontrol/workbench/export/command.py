@@ -95,11 +95,14 @@ def run_export(command: Export, console: Console) -> int:
     if target.extra is not None:
         require(f"--to {command.to}", target.extra)
     network = load_network(command.run, command.checkpoint, torch.device("cpu"))
-    sizes = sizes_of(network.model, (command.size or config.size) if target.fixed_size else None)
-    if command.int8 and not sizes.accept(config.size):
+    sizes = sizes_of(
+        network.model, (command.size or config.image_size) if target.fixed_size else None
+    )
+    height, width = config.image_size
+    if command.int8 and not sizes.accept((height, width)):
         raise ValueError(
-            f"--int8 needs the image size of the run ({config.size[0]}x{config.size[1]}), but the "
-            f"exported network accepts only {sizes}: export without --int8"
+            f"--int8 needs the image size of the run ({height}x{width}), but the exported "
+            f"network accepts only {sizes}: export without --int8"
         )
     out = command.out or command.run / "export" / f"{_name(command, config)}{target.suffix}"
     out.parent.mkdir(parents=True, exist_ok=True)

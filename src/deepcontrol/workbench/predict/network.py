@@ -61,7 +61,7 @@ def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
         load_weights(model, load(folder).model)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / 'config.json'}: invalid classes and colors: {error}") from error
-    trained_on_crops = derived.get("image_size", list(config.size)) != list(config.size)
+    trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)
     needs_window = trained_on_crops and config.norm in CROP_DEPENDENT_NORMS
     window = config.window if needs_window else None
     return Network(model.eval().to(device), classes, palette, config.norm, window)
