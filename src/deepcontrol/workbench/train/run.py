@@ -353,6 +353,7 @@ def derived_values(
 ) -> Mapping[str, Any]:
     """Return the values that config.json holds in addition to the configuration."""
     return {
+        "task": config.task,
         "lr": config.learning_rate,
         "parameters": sum(p.numel() for p in model.parameters()),
         "classes": list(train.cache.classes),
