@@ -1,29 +1,47 @@
-"""Labeled images: datasets (streets, CamVid, Cityscapes), cache, augmentation, batches."""
+"""Labeled images: datasets, cache, augmentation, batches.
+
+Segmentation: streets, CamVid, Cityscapes. Classification: CIFAR, Fashion-MNIST, image folders.
+"""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from .augment import Augment
 from .batches import Batch, Batches
 from .cache import Cache, prepare
 from .camvid import open_camvid
+from .cifar import open_cifar
 from .cityscapes import open_cityscapes
-from .sample import VOID, DataError, Sample, Size, Source
+from .decoded import DecodedFiles
+from .fashion import open_fashion
+from .files import PairedFiles
+from .imagefolder import ImageFolder, open_imagefolder
+from .palette import distinct_colors
+from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task
 from .streets import open_streets
 
-NAMES = ("streets", "camvid", "cityscapes", "cityscapes14")
+DataName = Literal[
+    "streets", "camvid", "cityscapes", "cityscapes14",
+    "cifar10", "cifar100", "fashion-mnist", "imagefolder",
+]  # fmt: skip
+NAMES: tuple[str, ...] = get_args(DataName)
 
 __all__ = [
     "NAMES",
+    "NO_CLASS",
     "VOID",
     "Augment",
     "Batch",
     "Batches",
     "Cache",
     "DataError",
+    "DataName",
     "Sample",
     "Size",
     "Source",
+    "Task",
+    "distinct_colors",
     "open_source",
     "prepare",
 ]
@@ -36,7 +54,8 @@ def open_source(
 
     Args:
         name: One of NAMES.
-        split: "train" or "val"; CamVid and Cityscapes also have "test".
+        split: "train" or "val"; CamVid and Cityscapes also have "test". CIFAR and Fashion-MNIST
+            have no validation set: "val" is their test set, on which the literature reports errors.
         root: Dataset folder. Streets needs none.
         limit: Use only the first `limit` samples.
 
@@ -52,10 +71,23 @@ def open_source(
         return open_streets(split, limit)  # generated on demand, so any limit is possible
     if root is None:
         raise ValueError(f"{name} needs the folder of the dataset: set --data-root")
+    files: PairedFiles | DecodedFiles | ImageFolder
     if name == "camvid":
         files = open_camvid(root, split)
-    else:
+    elif name in ("cityscapes", "cityscapes14"):
         files = open_cityscapes(root, split, classes=14 if name == "cityscapes14" else 19)
-    if limit is not None and limit > len(files):
+    elif name in ("cifar10", "cifar100"):
+        files = open_cifar(root, split, classes=10 if name == "cifar10" else 100)
+    elif name == "fashion-mnist":
+        files = open_fashion(root, split)
+    else:
+        files = open_imagefolder(root, split)
+    if limit is None:
+        return files
+    if limit > len(files):
         raise ValueError(f"{files.name} has {len(files)} samples, fewer than the limit {limit}")
-    return files if limit is None else replace(files, pairs=files.pairs[:limit])
+    if isinstance(files, PairedFiles):
+        return replace(files, pairs=files.pairs[:limit])
+    if isinstance(files, DecodedFiles):
+        return replace(files, count=limit)
+    return replace(files, images=files.images[:limit])
