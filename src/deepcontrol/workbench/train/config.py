@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...step import Engine
-from ..data import DEFAULT_SIZES, channels_of, data_task
+from ..data import DEFAULT_SIZES, DataName, Task, channels_of, data_task
 from ..models import Norm, task_of
 from ..optim import HIGHEST_MOMENTUM, Schedule, default_lr
 from ..runfolder import CONFIG, read_config, write_atomic
@@ -23,10 +23,6 @@ MIN_SIDE = 32  # pixels: SegNet halves the image five times
 Model = Literal[
     "segnet", "classnet", "resnet20", "resnet56", "resnet110", "plain20", "plain56", "plain110",
     "resnet50", "mlp",
-]  # fmt: skip
-Data = Literal[
-    "streets", "camvid", "cityscapes", "cityscapes14", "cifar10", "cifar100", "fashion-mnist",
-    "imagefolder",
 ]  # fmt: skip
 Augmentation = Literal["none", "flip", "crop+flip"]
 
@@ -70,7 +66,7 @@ class Train:
     """agc (automatic gain control), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln
     (LayerNorm), frn (Filter Response Normalization), evonorm-s0, ws+gn (weight standardization and
     GroupNorm), or none."""
-    data: Data = "streets"
+    data: DataName = "streets"
     """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes. The last four are for
     classification; imagefolder is a folder with one subfolder of images per class."""
     data_root: Path | None = None
@@ -208,7 +204,7 @@ class Train:
             )
 
     @property
-    def task(self) -> Literal["segmentation", "classification"]:
+    def task(self) -> Task:
         """The task of the network and of its data."""
         return task_of(self.model)
 
