@@ -130,6 +130,12 @@ def run_export(command: Export, console: Console) -> int:
 
 
 def _check_options(command: Export, config: Train) -> None:
+    if config.task == "classification":
+        raise ValueError(
+            f"deepcontrol export supports segnet and classnet, and {command.run} is a run of "
+            f"{config.model}. Load the network with load_classifier of "
+            "deepcontrol.workbench.predict.classes, and pass it to torch.export or torch.onnx."
+        )
     if command.int8 and command.to != "onnx":
         raise ValueError(f"--int8 needs --to onnx, got --to {command.to}")
     if command.size is not None and not TARGETS[command.to].fixed_size:

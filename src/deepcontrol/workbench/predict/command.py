@@ -14,8 +14,10 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from ..sizes import Size
+from ..train.config import load_config
 from ..train.distributed import choose_device
 from ..train.faults import is_out_of_memory
+from .classes import classify, load_classifier
 from .images import ImageFile, Job, find_jobs, write_outputs
 from .network import PER_TILE_NORMS, Network, load_network
 from .tiling import (
@@ -34,9 +36,13 @@ from .tiling import (
 class Predict:
     """Label images with the network of a run.
 
-    Writes two PNG files per image: NAME-labels.png with one class id per byte, and
+    Segmentation writes two PNG files per image: NAME-labels.png with one class id per byte, and
     NAME-overlay.png with the image under the class colors. Images are not resized, so their scale
     should match the training images. Images that fail are reported, and the exit code is 1.
+
+    Classification prints the most likely class of each image and writes predictions.csv with the
+    probabilities of all classes. Images are resized to the training size and cropped. The rest of
+    this text is about segmentation.
 
     An image that needs more than half of the free memory is split into tiles. Tiles overlap by the
     receptive field and share one mean per AGC layer, so that the labels equal those of the whole
@@ -77,8 +83,14 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
         command.out is None and out.is_symlink()
     ):  # a downloaded run folder must not redirect the output
         raise ValueError(f"{out} is a symbolic link: pass its target with --out to write there")
+    device = choose_device(command.device)
+    if load_config(command.run)[0].task == "classification":
+        if command.tile is not None:
+            raise ValueError("--tile is for segmentation: this run classifies whole images")
+        classifier = load_classifier(command.run, command.checkpoint, device)
+        return classify(classifier, command.images, out, console, errors)
     jobs = find_jobs(command.images, out)
-    network = load_network(command.run, command.checkpoint, choose_device(command.device))
+    network = load_network(command.run, command.checkpoint, device)
     if command.tile is not None:
         network = replace(network, window=None)
     failed = 0
