@@ -141,6 +141,14 @@ def test_check_of_sheets_and_split_folders(tmp_path: Path) -> None:
         write_folders(tmp_path / "b" / split, FLAT, 3)
     report = check(tmp_path / "b")  # not CamVid, which has images in train/
     assert (report.layout, report.splits) == ("imagefolder", {"train": 6, "val": 6})
+    for split in ("train", "val"):
+        (tmp_path / "c" / split / "cat").mkdir(parents=True)
+        (tmp_path / "c" / split / "dog").mkdir()
+    report = check(tmp_path / "c")
+    assert (report.layout, len(report.faults)) == ("imagefolder", 4)
+    assert all("no images" in fault.reason for fault in report.faults)
+    (tmp_path / "c" / "trainannot").mkdir()
+    assert check(tmp_path / "c").layout == "camvid"
 
 
 def test_check_lists_all_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
