@@ -55,11 +55,8 @@ class DecodedFiles:
         image = cover_and_crop(images[index], size)
         return Sample(image, np.array(labels[index]), np.zeros((), np.uint16))
 
-    def read_all(self, size: Size) -> Arrays:
-        images, labels = self.arrays
-        if images.shape[1:3] == size:
-            return images, labels
-        return np.stack([cover_and_crop(image, size) for image in images]), labels
+    def read_all(self, size: Size) -> Arrays | None:
+        return self.arrays if self.arrays[0].shape[1:3] == size else None
 
 
 def cover_and_crop(image: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
@@ -68,12 +65,11 @@ def cover_and_crop(image: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
     if own == size:
         return image
     height, width = covering(own, size)
-    channels = [
-        np.asarray(Image.fromarray(channel).resize((width, height), Image.Resampling.BILINEAR))
-        for channel in np.moveaxis(image, -1, 0)
-    ]
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
     top, left = (height - size[0]) // 2, (width - size[1]) // 2
-    return np.stack(channels, -1)[top : top + size[0], left : left + size[1]]
+    crop = resized[top : top + size[0], left : left + size[1]]
+    return crop.reshape(*size, image.shape[2])
 
 
 def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int16]:

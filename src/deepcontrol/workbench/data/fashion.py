@@ -53,7 +53,8 @@ def open_fashion(root: Path, split: str) -> DecodedFiles:
 
 def is_fashion(root: Path) -> bool:
     """Return whether a folder has IDX files of either split."""
-    return any(root.glob(f"{prefix}-images-idx3-ubyte*") for prefix in _PREFIXES.values())
+    names = [f"{prefix}-images-idx3-ubyte" for prefix in _PREFIXES.values()]
+    return any((root / f"{name}{suffix}").is_file() for name in names for suffix in ("", ".gz"))
 
 
 def _find(root: Path, name: str) -> Path:

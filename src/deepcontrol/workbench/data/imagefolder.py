@@ -122,13 +122,11 @@ def has_splits(root: Path) -> bool:
 
 
 def is_imagefolder(root: Path) -> bool:
-    """Return whether a folder has folders of images, directly or below train/ and val/."""
-    folders = SPLITS if has_splits(root) else (".",)
-    return any(
-        any(p.suffix.lower() in IMAGE_SUFFIXES for p in (root / folder / name).iterdir())
-        for folder in folders
-        if (root / folder).is_dir()
-        for name in _subfolders(root / folder)
+    """Return whether a folder has class folders below train/ or val/, or folders of images."""
+    return has_splits(root) or any(
+        path.suffix.lower() in IMAGE_SUFFIXES
+        for name in _subfolders(root)
+        for path in (root / name).iterdir()
     )
 
 

@@ -45,7 +45,8 @@ def check(root: Path, progress: Progress | None = None) -> Report:
     if not root.is_dir():
         raise DataError(root, "no such folder")
     recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
-    if recognized and not imagefolder.has_splits(root):  # CamVid has images in train/ itself
+    # Both CamVid and image folders have train/; only image folders have folders in it.
+    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
         return _check_segmentation(root, recognized[0], progress)
     if classes := cifar.classes_in(root):
         return _check_decoded(

@@ -12,7 +12,7 @@ def distinct_colors(count: int) -> Palette:
     evenly.
 
     >>> distinct_colors(2)
-    ((140, 77, 77), (96, 142, 219))
+    ((140, 77, 77), (35, 85, 206))
     """
     colors: dict[tuple[int, int, int], None] = {}  # a set that keeps the order
     step = 0

@@ -60,10 +60,10 @@ class Source(Protocol):
 
 @runtime_checkable
 class ReadsAll(Protocol):
-    """A classification `Source` that reads all samples faster than one by one."""
+    """A classification `Source` that holds all its samples in memory."""
 
-    def read_all(self, size: Size) -> tuple[NDArray[np.uint8], NDArray[np.int16]]:
-        """Return images (N, H, W, C) at `size` and labels (N,)."""
+    def read_all(self, size: Size) -> tuple[NDArray[np.uint8], NDArray[np.int16]] | None:
+        """Return images (N, H, W, C) and labels (N,), or None if `size` needs resizing."""
         ...
 
 
