@@ -3,10 +3,10 @@
 `render(seed, index)` draws one scene in these steps:
 
 1. street: draw a plan of lanes, sidewalks and crossings, and paint the ground.
-2. buildings, traffic, roadside: place shapes (shapes, vehicles, figures) along the street.
+2. buildings, traffic, roadside: place shapes (geometry, vehicles, figures) along the street.
 3. raster: project the shapes and paint them from far to near into a map of face ids.
-4. shading: look up color, texture, light and shadow of each pixel's face.
-5. camera: add lens blur, vignette, noise and a tone curve.
+4. shading: look up color, texture, light and shadow of each pixel's face, then add lens blur,
+   vignette, noise and a tone curve.
 
 Labels and instances are read from the map of face ids. World axes: x to the right of the road's
 center line, y up, z forward, in meters. All steps use counter-based random numbers and integer or
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import buildings, figures, roadside, traffic, vehicles
-from .camera import choose_camera, expose
+from .geometry import Bank, choose_camera, pack
 from .randomness import Dice, key
 from .raster import (
     paint,
@@ -31,8 +31,7 @@ from .raster import (
     strip_runs,
     visible_runs,
 )
-from .shading import FIRST_STRIP, SKY_ID, cast_shadows, choose_light, shade
-from .shapes import Bank, pack
+from .shading import FIRST_STRIP, SKY_ID, cast_shadows, choose_light, expose, shade
 from .street import VOID, Class, Site, lay_ground, plan_street
 
 __all__ = ["VOID", "Class", "Scene", "render"]

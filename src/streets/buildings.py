@@ -2,8 +2,8 @@
 
 from . import colors
 from .colors import Color
+from .geometry import Shape
 from .roadside import bush, hedge, tree
-from .shapes import Shape
 from .street import Class, Side, Site
 from .textures import FACADES, Texture
 

@@ -5,7 +5,7 @@ People are 1.75 m tall with their feet at y = 0. Their palette slots: 0 coat, 1 
 slots of vehicles, with the frame in slot 0 and the seat in slot 1.
 """
 
-from .shapes import Point2, Shape, bar, ellipse, rectangle
+from .geometry import Point2, Shape, bar, ellipse, rectangle
 from .textures import Texture
 from .vehicles import HEAD, METAL, SECOND, TAIL, TIRE, TRIM
 

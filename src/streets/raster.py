@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .camera import NEAREST, Camera
+from .geometry import NEAREST, Bank, Bools, Camera, Floats, Ints
 from .randomness import SIDE
-from .shapes import Bank, Bools, Floats, Ints
 from .street import Placement, Site, Strip
 from .textures import OPAQUE, Texture, atlas, texels_per_unit
 

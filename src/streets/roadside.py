@@ -6,7 +6,7 @@ traffic lights: 0 case, 1 red, 2 amber, 3 green, 4 visor.
 
 from . import colors
 from .colors import Color
-from .shapes import Shape, bar, ellipse, rectangle
+from .geometry import Shape, bar, ellipse, rectangle
 from .street import Class, Side, Site
 from .textures import Texture
 

@@ -1,14 +1,18 @@
-"""Light and shading: weather, cast shadows, and the color of every pixel of the id map."""
+"""Light, shading and exposure: from the map of face ids to the image.
+
+Weather and cast shadows, the color of every pixel, then the lens and the sensor of the camera.
+"""
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
-from .camera import NEAREST, Camera, Plane
 from .colors import Color, scaled
-from .randomness import SIDE, Dice, fractal, smooth
+from .geometry import NEAREST, Bank, Bools, Camera, Floats, Ints
+from .randomness import SIDE, Dice, fractal, key, random_bytes, smooth
 from .raster import (
     FARTHEST,
     Columns,
@@ -21,7 +25,6 @@ from .raster import (
     project_faces,
     ragged,
 )
-from .shapes import Bank, Bools, Floats, Ints
 from .street import SLOTS, Class, Site
 from .textures import PART_SHIFT, Texture, atlas, grime, texels_per_unit
 
@@ -30,6 +33,10 @@ SKY_ID = 0
 FIRST_STRIP = 1
 
 _BIAS = float(1 << 16)
+_GRAIN_KEY = key(0x57EE7, 3)
+_CURVES = 8
+
+Plane = npt.NDArray[np.float32]  # one color channel of an image
 
 
 @dataclass(frozen=True)
@@ -320,3 +327,69 @@ def _paint_sky(planes: list[Plane], runs: Runs, site: Site, light: Light) -> Non
         value = np.float32(high) + np.float32(low - high) * height
         value += (np.float32(light.cloud[channel]) - value) * cover
         plane[spots] = value
+
+
+def expose(planes: list[Plane], camera: Camera, dice: Dice) -> npt.NDArray[np.uint8]:
+    """Apply lens blur, vignette, grain and a tone curve; return the image (H, W, 3)."""
+    rows, columns = camera.rows, camera.columns
+    side = dice.between(0.08, 0.17)
+    falloff = np.float32(1.0) - _vignette(rows, columns) * np.float32(dice.between(0.06, 0.26))
+    grain = _grain()
+    needed = rows * columns + (1 << 16)
+    if needed > len(grain):
+        grain = np.resize(grain, needed)
+    strength = np.float32(dice.between(1.2, 5.0))
+    curve = _tone_curves()[dice.below(_CURVES)]
+    image = np.empty((rows, columns, 3), dtype=np.uint8)
+    for channel, plane in enumerate(planes):
+        light = plane.reshape(rows, columns)
+        _blur(light, side)
+        light *= falloff
+        start = dice.below(1 << 16)
+        light += grain[start : start + rows * columns].reshape(rows, columns) * strength
+        image[:, :, channel] = curve.take(light.astype(np.int32), mode="clip")
+    return image
+
+
+def _blur(plane: Plane, side: float) -> None:
+    """Blur in place, with the weight `side` for each of four neighbors; the border stays."""
+    inner = plane[1:-1, 1:-1]
+    around = plane[:-2, 1:-1] + plane[2:, 1:-1]
+    around += plane[1:-1, :-2]
+    around += plane[1:-1, 2:]
+    around *= np.float32(side)
+    inner *= np.float32(1.0 - 4.0 * side)
+    inner += around
+
+
+@lru_cache(maxsize=4)
+def _vignette(rows: int, columns: int) -> Plane:
+    """Return the squared distance from the center of the image, 1 in the corners."""
+    v = (np.arange(rows) + 0.5) / rows * 2.0 - 1.0
+    u = (np.arange(columns) + 0.5) / columns * 2.0 - 1.0
+    return ((v * v)[:, None] + (u * u)[None, :]).astype(np.float32) * np.float32(0.5)
+
+
+@lru_cache(maxsize=1)
+def _grain() -> Plane:
+    """Return bell-shaped noise with a standard deviation of 1: sums of four random bytes."""
+    count = 1 << 19
+    raw = random_bytes(_GRAIN_KEY, 4 * count).reshape(4, count).astype(np.int32)
+    centered = raw[0] + raw[1] + raw[2] + raw[3] - 510
+    return centered.astype(np.float32) * np.float32(1.0 / 148.0)
+
+
+@lru_cache(maxsize=1)
+def _tone_curves() -> npt.NDArray[np.uint8]:
+    """Return tone curves of growing contrast, from light in 0..511 to bytes."""
+    light = np.arange(512, dtype=np.float64)
+    rows = []
+    for number in range(_CURVES):
+        contrast = 0.25 * number / (_CURVES - 1)
+        # Linear up to 190, then bending toward 255.
+        over = np.maximum(light - 190.0, 0.0)
+        soft = np.minimum(light, 190.0) + over * 65.0 / (over + 65.0)
+        x = soft / 255.0
+        curved = x + contrast * x * (1.0 - x) * (2.0 * x - 1.0) * 2.0
+        rows.append(np.floor(np.minimum(np.maximum(curved * 255.0, 0.0), 255.0) + 0.5))
+    return np.array(rows).astype(np.uint8)

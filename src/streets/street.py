@@ -5,8 +5,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from . import colors
-from .camera import Camera
 from .colors import Color
+from .geometry import Camera
 from .randomness import Dice
 from .textures import Texture
 

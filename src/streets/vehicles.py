@@ -8,7 +8,7 @@ version that differ only in painting order.
 
 from collections.abc import Sequence
 
-from .shapes import Point, Shape, ellipse, patch, rectangle
+from .geometry import Point, Shape, ellipse, patch, rectangle
 from .textures import Texture
 
 PAINT, GLASS, TIRE, METAL, TAIL, HEAD, TRIM, SECOND = range(8)

@@ -8,6 +8,7 @@ strides but no memory. Everything before a launch runs as on a GPU.
 """
 
 import functools
+import importlib
 import json
 import re
 import subprocess
@@ -23,10 +24,11 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from deepcontrol.ops import window_mean
 from deepcontrol.ops.activation import empty_relu_mask
+from deepcontrol.ops.gain_conv import ConvOperands
 from deepcontrol.ops.triton import agc, agc_pool, gain, launch, pool
-from deepcontrol.ops.window_mean import ConvOperands
+
+gain_conv = importlib.import_module("deepcontrol.ops.gain_conv")  # ops.gain_conv is a function
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 MULTIPROCESSORS = 132
@@ -115,7 +117,7 @@ def main() -> None:
     driver.set_active(stub)
     torch.cuda.current_device = lambda: None  # type: ignore[assignment, return-value]
     launch._multiprocessors = functools.cache(lambda device: MULTIPROCESSORS)
-    window_mean.MIN_ELEMENTS = 1 << 16
+    gain_conv.MIN_ELEMENTS = 1 << 16
     for dtype in sys.argv[2:]:
         launch_all(getattr(torch, dtype), last=dtype != "float16")
         for name, binary in stub.loaded:

@@ -13,17 +13,18 @@ from torch import nn
 
 from deepcontrol import AGCConv2d
 from deepcontrol.nn import AGCConvPool2d
-from deepcontrol.ops import window_mean
 
 pytest.importorskip("triton")
 
-from deepcontrol.ops.triton import agc, agc_pool, gain, sums
+from deepcontrol.ops.triton import agc, agc_pool, blocks, gain
+
+gain_conv = importlib.import_module("deepcontrol.ops.gain_conv")  # ops.gain_conv is a function
 
 MAX_FRAMES = 5  # AGCConv2d.forward and the function that calls kernel[grid](...) included
 KERNELS = (
     (gain, "_scale"),
-    (sums, "agc_sum_kernel"),
-    (sums, "window_mean_kernel"),
+    (blocks, "agc_sum_kernel"),
+    (blocks, "window_mean_kernel"),
     (agc, "agc_forward_kernel"),
     (agc_pool, "agc_pool_forward_kernel"),
 )
@@ -55,7 +56,7 @@ class StubKernel:
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     """Run the kernels' path on the CPU with stubs; return the list of (kernel, stack)."""
     recorded: list[tuple[str, list[str]]] = []
-    for name in ("neuron", "neuron_pool", "gain_conv"):
+    for name in ("agc", "gain_conv", "pool"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "uses_kernels", lambda z, traced=False: True)
     for module, name in KERNELS:
@@ -95,8 +96,8 @@ def test_derived_means(
     launches: list[tuple[str, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first neuron sums its input for the mean, the second finds the sums stored."""
-    monkeypatch.setattr(window_mean, "MIN_ELEMENTS", 0)
-    for name in ("window_mean", "neuron"):
+    monkeypatch.setattr(gain_conv, "MIN_ELEMENTS", 0)
+    for name in ("gain_conv", "neuron"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
     first, second = AGCConv2d(1, 4, 3, padding=1), AGCConv2d(4, 4, 3, padding=1)

@@ -259,7 +259,7 @@ def test_meta_has_the_real_strides() -> None:
 
 def test_without_triton_there_are_no_ops_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("agc", "agc_pool", "blocks", "gain", "launch", "pool", "sums"):
+    for name in ("agc", "agc_pool", "blocks", "gain", "launch", "pool"):
         monkeypatch.delitem(sys.modules, f"deepcontrol.ops.triton.{name}", raising=False)
         monkeypatch.delattr(deepcontrol.ops.triton, name, raising=False)
     assert not dispatch.register_ops()

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d
 from deepcontrol.nn import AGCConvPool2d, unit_init_
-from deepcontrol.ops import max_unpool2x2, window_mean
-from deepcontrol.ops.window_mean import ConvOperands
+from deepcontrol.ops import max_unpool2x2
+from deepcontrol.ops.gain_conv import ConvOperands
 from deepcontrol.workbench.models import SegNet
 
 pytest.importorskip("triton")
 
-from deepcontrol.ops.triton import agc, agc_pool, sums
+from deepcontrol.ops.triton import agc, agc_pool, blocks
 from deepcontrol.ops.triton.launch import Launch, launch, tile_maps
+
+gain_conv = importlib.import_module("deepcontrol.ops.gain_conv")  # ops.gain_conv is a function
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
@@ -59,13 +61,13 @@ def test_sums_of_a_convolution(
 ) -> None:
     x = laid_out(torch.randn(shape, device=device) + 0.5, layout).to(dtype)
     weight = laid_out(torch.randn(filters, shape[1], 3, 3, device=device), layout).to(dtype)
-    map_sums = launched(*sums.sum_launches(x, tile_maps(x, False, None, 0), None))
+    map_sums = launched(*blocks.sum_launches(x, tile_maps(x, False, None, 0), None))
     exact = torch.conv2d(x.double(), weight.double(), padding=1).sum((2, 3))
     swapped = (
         weight.transpose(2, 3).contiguous().transpose(2, 3)
     )  # the same values in another layout
     for block_f, taps in ((4, weight), (16, weight), (4, swapped)):
-        partial, last = sums.window_mean_launch(ConvOperands(x, taps, None), map_sums, block_f)
+        partial, last = blocks.window_mean_launch(ConvOperands(x, taps, None), map_sums, block_f)
         found = launched(partial, [last]).sum(2).flatten(1)[:, :filters]
         assert (found - exact).norm() < 1e-6 * exact.norm()
 
@@ -75,7 +77,7 @@ def test_sums_of_a_convolution(
 def test_kernels_store_the_sums_of_their_output(
     shape: tuple[int, ...], layout: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_mean, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(gain_conv, "MIN_ELEMENTS", 0)
     v = laid_out(torch.randn(shape, device=device), layout).bfloat16()
     bias, lam = torch.randn(2, shape[1], device=device)
     with uninitialized_is_nan():
@@ -117,23 +119,23 @@ def derived(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     Returns:
         A list to which each derived mean is appended.
     """
-    for name in ("neuron", "neuron_pool", "gain_conv", "pool"):
+    for name in ("agc", "gain_conv", "pool"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "uses_kernels", lambda z, traced=False: True)
-    monkeypatch.setattr(window_mean, "MIN_ELEMENTS", 0)
-    for name in ("window_mean", "neuron"):
+    monkeypatch.setattr(gain_conv, "MIN_ELEMENTS", 0)
+    for name in ("gain_conv", "neuron"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
     means: list[Tensor] = []
 
-    window_mean_launch = sums.window_mean_launch
+    window_mean_launch = blocks.window_mean_launch
 
     def counted(*args: Any) -> Any:
         partial_sums, last = window_mean_launch(*args)
         means.append(partial_sums)
         return partial_sums, last
 
-    monkeypatch.setattr(sums, "window_mean_launch", counted)
+    monkeypatch.setattr(blocks, "window_mean_launch", counted)
     return means
 
 
@@ -193,7 +195,7 @@ def test_stored_sums_are_freed(derived: list[Tensor]) -> None:
     y = model(x)
     assert len(derived) == 4
     del y
-    assert not len(window_mean._stored)
+    assert not len(gain_conv._stored)
 
 
 def test_in_inference_mode(derived: list[Tensor]) -> None:
@@ -207,10 +209,10 @@ def test_in_inference_mode(derived: list[Tensor]) -> None:
 def test_only_for_half_types(dtype: torch.dtype) -> None:
     x, v = torch.empty(1, 1, 4, 4, dtype=dtype), torch.empty(1, 4, 1 << 12, 1 << 12, dtype=dtype)
     filters = torch.empty(4, 1, 3, 3, dtype=dtype)
-    assert not window_mean.derives_mean(v, ConvOperands(x, filters, None))
+    assert not gain_conv.derives_mean(v, ConvOperands(x, filters, None))
     half = ConvOperands(x.half(), filters.half(), None)
-    assert window_mean.derives_mean(v.half(), half)
-    assert not window_mean.derives_mean(v.half()[:, :3], half)  # x has too many channels for that
+    assert gain_conv.derives_mean(v.half(), half)
+    assert not gain_conv.derives_mean(v.half()[:, :3], half)  # x has too many channels for that
 
 
 @pytest.mark.gpu
@@ -221,16 +223,16 @@ def test_segnet(monkeypatch: pytest.MonkeyPatch) -> None:
     unit_init_(model, x)
     calls = []
 
-    window_mean_launch = sums.window_mean_launch
+    window_mean_launch = blocks.window_mean_launch
 
     def counted(*args: Any) -> Any:
         calls.append(args)
         return window_mean_launch(*args)
 
-    monkeypatch.setattr(sums, "window_mean_launch", counted)
+    monkeypatch.setattr(blocks, "window_mean_launch", counted)
 
     def trained(worth: int, half: bool) -> list[Tensor]:
-        monkeypatch.setattr(window_mean, "MIN_ELEMENTS", worth)
+        monkeypatch.setattr(gain_conv, "MIN_ELEMENTS", worth)
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
             y = model(x)
         loss = y.float().square().mean()

@@ -4,11 +4,9 @@ reference.py is the specification, in plain PyTorch. The other modules compute t
 triton/ holds their GPU kernels.
 """
 
-from .agc import agc
+from .agc import agc, center_bias_act
 from .gain_conv import gain_conv
-from .neuron import center_bias_act
-from .neuron_pool import center_bias_act_pool
-from .pool import max_pool2x2, max_unpool2x2
+from .pool import center_bias_act_pool, max_pool2x2, max_unpool2x2
 
 __all__ = [
     "agc",

@@ -1,27 +1,41 @@
-"""Eq. 1 as a separate op, for the layer that replaces BatchNorm.
+"""Eq. 1 on feature maps: the op of the layer that replaces BatchNorm, and that of the neuron.
 
-    y = gamma * (z - lambda * m) + beta               m = mean of z over the map, (N, C)
+    agc                y = gamma * (z - lambda * m) + beta
+    center_bias_act    u = v - lambda * m + beta,  y = act(u)           v = conv(x, gamma W)
 
-With g the gradient of y, and sums over positions p and samples s:
+m is the mean of z or v over the map, (N, C). With g the gradient of y, h = g * act'(u), and sums
+over positions p and samples s:
 
-    dz = gamma * (g - lambda * mean(g))    dbeta = sum g
-    dgamma = sum g * (z - lambda * m)      dlambda = -gamma * sum_s m_s * sum_p g
+    agc                dz = gamma * (g - lambda * mean(g))    dgamma = sum g * (z - lambda * m)
+                       dbeta = sum g                          dlambda = -gamma * sum_s m_s * sum_p g
+    center_bias_act    dv = h - lambda * mean(h)
+                       dbeta = sum h                          dlambda = -sum_s m_s * sum_p h
 
-The op saves z for backward, as BatchNorm does. The fused neuron (neuron.py) does not.
+`agc` saves z for backward, as BatchNorm does. `center_bias_act` does not need v: for ReLU and leaky
+ReLU, act' follows from y, which the next convolution saves as its input. So a neuron saves N x C
+means and no map, as little as a layer without normalization. The kernels also save the signs of y,
+one bit each (`activation.empty_relu_mask`).
+
+Each op is an autograd.Function in eager mode, in which center_bias_act can write over v, and a
+torch.library op under torch.compile (triton/agc.py).
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import reference
+from .activation import ACTIVATIONS, get_activation, unpack_relu_mask
 from .dispatch import (
     compiles_with_ops,
     needs_differentiable_backward,
     needs_plain_ops,
     uses_kernels,
 )
+from .gain_conv import ConvOperands
 from .layout import (
     accumulate_dtype,
     check_maps,
@@ -90,7 +104,7 @@ def agc_given_mean(
     return y.to(z.dtype)
 
 
-def forward(
+def agc_forward(
     z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, traced: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return y and the means (N, C)."""
@@ -107,7 +121,7 @@ def forward(
     return y, mean
 
 
-def backward(
+def agc_backward(
     g: Tensor,
     z: Tensor,
     weight: Tensor,
@@ -149,7 +163,7 @@ class _AGC(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor
     ) -> tuple[Tensor, Tensor]:
-        y, mean = forward(z, weight, bias, mean_scale)
+        y, mean = agc_forward(z, weight, bias, mean_scale)
         ctx.save_for_backward(z, weight, bias, mean_scale, mean)
         ctx.order = memory_order(y)
         ctx.set_materialize_grads(False)  # a zero gradient of the mean would cost a pass
@@ -160,4 +174,173 @@ class _AGC(torch.autograd.Function):
         g, grad_mean = grads
         z, weight, bias, mean_scale, mean = ctx.saved_tensors
         g = torch.zeros_like(z) if g is None else like_layout(g, ctx.order)
-        return backward(g, z, weight, bias, mean_scale, mean, grad_mean)
+        return agc_backward(g, z, weight, bias, mean_scale, mean, grad_mean)
+
+
+def center_bias_act(
+    v: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    activation: str = "relu",
+    *,
+    overwrite: bool = False,
+) -> Tensor:
+    """Return act(v - lambda * mean(v) + beta): a neuron after its convolution.
+
+    Args:
+        v: Feature maps (N, C, *) of conv(x, gamma W).
+        bias: beta, (C,).
+        mean_scale: lambda, (C,).
+        activation: One of relu, leaky_relu, silu, gelu, none.
+        overwrite: Allow the result to reuse the memory of v. This happens in eager mode, unless
+            the backward needs v (SiLU, GELU).
+    """
+    get_activation(activation)
+    check_maps(v, bias=bias, mean_scale=mean_scale)
+    if needs_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
+        return reference.center_bias_act(v, bias, mean_scale, activation)
+    if torch.compiler.is_compiling():
+        training = torch.is_grad_enabled()
+        y, *_ = torch.ops.deepcontrol.center_bias_act(v, bias, mean_scale, activation, training)
+    else:
+        y, _ = _CenterBiasAct.apply(v, bias, mean_scale, activation, overwrite)
+    return y
+
+
+def center_bias_act_given_mean(
+    v: Tensor, mean: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
+) -> Tensor:
+    """Return act(v - lambda * m + beta) for a given mean (N, C), written over v.
+
+    For inference on tiles that share the mean of their image.
+    """
+    v.add_(over_maps(bias - mean_scale * mean, v))
+    return get_activation(activation).apply_(v)
+
+
+Forward = Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
+
+
+def forward_function(v: Tensor, traced: bool = False) -> Forward:
+    """Return the forward of center_bias_act for maps v: the kernels' or `plain_forward`.
+
+    Both have the arguments of `plain_forward`. Returning the function instead of calling it keeps
+    the Python stack above a launch short.
+    """
+    if uses_kernels(v, traced):
+        from .triton import agc as kernels
+
+        return functools.partial(kernels.forward, traced=True) if traced else kernels.forward
+    return plain_forward
+
+
+def plain_forward(
+    v: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    activation: str,
+    out: Tensor | None = None,
+    training: bool = False,
+    consumer_ratio: float = 0.0,
+    operands: ConvOperands | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Run the forward in plain PyTorch.
+
+    Args:
+        out: Where to write y; may be v.
+        training: Whether a backward follows.
+        consumer_ratio: Output elements per input element of the consumer of y; 0 if unknown.
+        operands: The operands of the convolution that computed v, if the mean can be derived.
+
+    Returns:
+        y, the means (N, C), the ReLU mask and the map sums. The last two are for the kernels: here
+        they are None, and the arguments that concern them have no effect.
+    """
+    mean = map_mean(v)
+    y = torch.empty_like(v) if out is None else out
+    torch.add(v, over_maps(_shift(mean, bias, mean_scale), v), out=y)
+    return ACTIVATIONS[activation].apply_(y), mean, None, None
+
+
+def center_backward(
+    g: Tensor,
+    saved: Tensor | None,
+    bias: Tensor,
+    mean_scale: Tensor,
+    mean: Tensor,
+    activation: str,
+    grad_mean: Tensor | None = None,
+    traced: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dv, dbias, dmean_scale.
+
+    The plain form is differentiable. Its second derivative reaches v through the mean, which then
+    has the gradient grad_mean.
+
+    Args:
+        saved: The result of `saved_map`.
+    """
+    plain = not traced and needs_differentiable_backward(g, grad_mean)
+    is_mask = saved is not None and saved.dtype == torch.uint8
+    supported = saved is None or is_mask or uses_kernels(saved, traced)
+    if not plain and uses_kernels(g, traced) and supported:
+        from .triton import agc as kernels
+
+        dv, _, dbias, dscale = kernels.backward(
+            g, saved, mean, None, bias, mean_scale, activation, traced=traced
+        )
+        return dv, dbias, dscale
+    act = ACTIVATIONS[activation]
+    if saved is not None and is_mask:
+        saved = unpack_relu_mask(saved, g)
+    elif saved is not None and act.needs == "input":
+        saved = saved + over_maps(_shift(mean, bias, mean_scale), saved)
+    h = act.backward(g, saved)  # type: ignore[arg-type]
+    sum_h = map_sum(h)
+    background = mean_scale * sum_h
+    if grad_mean is not None:
+        background = background - grad_mean
+    dv = (h - over_maps(background / positions(h), h)).to(g.dtype)
+    dbias = sum_h.sum(0).to(bias.dtype)
+    dscale = -(mean * sum_h).sum(0).to(mean_scale.dtype)
+    return dv, dbias, dscale
+
+
+def _shift(mean: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
+    """Return beta - lambda * m, (N, C): the number that a neuron adds to each map of v."""
+    return torch.addcmul(bias, mean_scale, mean, value=-1)
+
+
+def saved_map(activation: str, v: Tensor, y: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Return the map that the backward needs: v, y, the ReLU mask or None."""
+    output = y if mask is None else mask
+    return {"nothing": None, "output": output, "input": v}[ACTIVATIONS[activation].needs]
+
+
+class _CenterBiasAct(torch.autograd.Function):
+    """Return y and the mean, which is an output only so that second derivatives reach it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str, overwrite: bool
+    ) -> tuple[Tensor, Tensor]:
+        training = any(ctx.needs_input_grad)
+        overwrite = overwrite and not (training and ACTIVATIONS[activation].needs == "input")
+        out = v if overwrite else None
+        y, mean, mask, _ = forward_function(v)(v, bias, mean_scale, activation, out, training)
+        if overwrite:
+            ctx.mark_dirty(v)
+        ctx.save_for_backward(saved_map(activation, v, y, mask), bias, mean_scale, mean)
+        ctx.activation = activation
+        ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
+        ctx.set_materialize_grads(False)  # a zero gradient of the mean would only cost time
+        return y, mean
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, grad_mean = grads
+        saved, bias, mean_scale, mean = ctx.saved_tensors
+        g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
+        g = like_layout(g, ctx.order)
+        grads_in = center_backward(g, saved, bias, mean_scale, mean, ctx.activation, grad_mean)
+        return *grads_in, None, None

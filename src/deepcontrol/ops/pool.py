@@ -1,4 +1,4 @@
-"""2x2 max pooling with one-byte indices, and the unpooling that reads them.
+"""2x2 max pooling with one-byte indices, alone or fused with a neuron, and the unpooling.
 
     pooled[n, c, i, j] = max of x[n, c, 2i + dy, 2j + dx]      over dy, dx in {0, 1}
     index[n, c, i, j]  = 2 * dy + dx of that maximum           uint8, where torch uses int64
@@ -11,9 +11,18 @@ only the index.
 
 The formulas in reference.py are slow on a CPU when run op by op. There the eager path uses torch's
 own pooling, gather and scatter, and converts between bytes and positions.
+
+`center_bias_act_pool` is the end of an encoder stage, max_pool2x2(center_bias_act(v)). Only the
+pooling reads the full map y. Its backward needs act' at the maxima, which follows from the pooled
+map: with g the gradient of `pooled`, h = g * act'(pooled) and P the positions of v,
+
+    dv = place(h, index) - lambda * sum(h) / P     dbeta = sum h     dlambda = -sum_s m_s * sum_p h
+
+So y is neither saved nor, on a GPU, written. The stage saves a quarter of it, and one byte per
+window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +30,24 @@ from torch import Tensor
 from torch.nn.functional import max_pool2d
 
 from . import reference
-from .dispatch import compiles_with_ops, needs_plain_ops, uses_kernels
-from .layout import is_batched, is_channels_last, like_layout
-from .window_mean import store_map_sums, stored_map_sums
+from .activation import ACTIVATIONS, get_activation
+from .agc import center_bias_act, plain_forward
+from .dispatch import (
+    compiles_with_ops,
+    needs_differentiable_backward,
+    needs_plain_ops,
+    uses_kernels,
+)
+from .gain_conv import ConvOperands, store_map_sums, stored_map_sums
+from .layout import (
+    check_maps,
+    is_batched,
+    is_channels_last,
+    like_layout,
+    map_sum,
+    over_maps,
+    positions,
+)
 
 
 def max_pool2x2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,8 +213,8 @@ def _cpu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cpu_pick(x: Tensor, index: Tensor, channels_last: bool) -> Tensor:
-    positions = _positions(index, x.shape[2:], channels_last)
-    picked = _in_memory_order(x, channels_last).gather(-1, positions)
+    at = _positions(index, x.shape[2:], channels_last)
+    picked = _in_memory_order(x, channels_last).gather(-1, at)
     return _as_maps(picked, index.shape, channels_last)
 
 
@@ -198,8 +222,8 @@ def _cpu_place(values: Tensor, index: Tensor, size: Sequence[int], channels_last
     n, c, _, _ = index.shape
     area = size[0] * size[1]
     flat = values.new_zeros((n, area * c) if channels_last else (n, c, area))
-    positions = _positions(index, size, channels_last)
-    flat.scatter_(-1, positions, _in_memory_order(values, channels_last))
+    at = _positions(index, size, channels_last)
+    flat.scatter_(-1, at, _in_memory_order(values, channels_last))
     return _as_maps(flat, (n, c, *size), channels_last)
 
 
@@ -212,8 +236,8 @@ def _positions(index: Tensor, size: Sequence[int], channels_last: bool) -> Tenso
     if channels_last:
         start = start.unsqueeze(-1) + torch.arange(channels)
         index = index.permute(0, 2, 3, 1)
-    positions = steps.index_select(0, index.flatten().int()).view(index.shape).add_(start)
-    return positions.flatten(1 if channels_last else 2)
+    at = steps.index_select(0, index.flatten().int()).view(index.shape).add_(start)
+    return at.flatten(1 if channels_last else 2)
 
 
 def _first_corners(size: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -261,3 +285,151 @@ def _check_maps(x: Tensor) -> None:
         raise ValueError(f"expected floating-point maps, got {x.dtype}")
     if x.dim() != 4:
         raise ValueError(f"expected maps (N, C, H, W), got {x.dim()} dimensions: {tuple(x.shape)}")
+
+
+def center_bias_act_pool(
+    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str = "relu"
+) -> tuple[Tensor, Tensor]:
+    """Return max_pool2x2(center_bias_act(v, ...)) without storing the full map.
+
+    The backward of SiLU and GELU needs their input, so for them the two ops run one after the
+    other.
+
+    Args:
+        v: Feature maps (N, C, H, W) of conv(x, gamma W).
+        bias: beta, (C,).
+        mean_scale: lambda, (C,).
+        activation: One of relu, leaky_relu, silu, gelu, none.
+
+    Returns:
+        The pooled maps (N, C, H // 2, W // 2) and their index in uint8: see max_pool2x2.
+    """
+    act = get_activation(activation)
+    check_maps(v, bias=bias, mean_scale=mean_scale)
+    if act.needs == "input":
+        return max_pool2x2(center_bias_act(v, bias, mean_scale, activation, overwrite=True))
+    check_windows(v)
+    if needs_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
+        return reference.max_pool2x2(reference.center_bias_act(v, bias, mean_scale, activation))
+    if torch.compiler.is_compiling():
+        pooled, index, _ = torch.ops.deepcontrol.center_bias_act_pool(
+            v, bias, mean_scale, activation
+        )
+    else:
+        pooled, index, _ = _CenterBiasActPool.apply(v, bias, mean_scale, activation)
+    return pooled, index
+
+
+def check_windows(v: Tensor) -> None:
+    """Raise ValueError unless v is (N, C, H, W) of at least 2x2."""
+    if v.dim() != 4 or min(v.shape[2:]) < 2:
+        raise ValueError(f"expected maps (N, C, H, W) of at least 2x2, got {tuple(v.shape)}")
+
+
+Forward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
+
+
+def pool_forward_function(v: Tensor) -> Forward:
+    """Return the forward of center_bias_act_pool for maps v, as agc.forward_function does."""
+    if uses_kernels(v):
+        from .triton import agc_pool as kernels
+
+        return kernels.forward
+    return _plain_forward
+
+
+def _plain_forward(
+    v: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    activation: str,
+    consumer_ratio: float = 0.0,
+    operands: ConvOperands | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return pooled, index, the means (N, C) and None for the map sums of the kernels."""
+    y, mean, *_ = plain_forward(v, bias, mean_scale, activation)
+    return *run_pool(y, is_channels_last(v)), mean, None
+
+
+def traced_forward(
+    v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return pooled, index and the means (N, C) inside a registered op."""
+    if uses_kernels(v, traced=True):
+        from .triton import agc_pool as kernels
+
+        return kernels.forward(v, bias, mean_scale, activation, traced=True)[:3]
+    y, mean, *_ = plain_forward(v, bias, mean_scale, activation)
+    pooled, index = reference.max_pool2x2(y)
+    last = is_channels_last(v)
+    return as_layout(pooled, last), as_layout(index, last), mean
+
+
+def pool_backward(
+    g: Tensor,
+    pooled: Tensor | None,
+    index: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
+    mean: Tensor,
+    size: tuple[int, int],
+    activation: str,
+    channels_last: bool,
+    grad_mean: Tensor | None = None,
+    traced: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dv, dbias, dmean_scale; the plain form is differentiable, as in agc.center_backward.
+
+    Args:
+        pooled: The pooled maps, if the activation needs its output.
+        size: (H, W) of v.
+        channels_last: The layout of v.
+    """
+    plain = not traced and needs_differentiable_backward(g, grad_mean)
+    if not plain and uses_kernels(g, traced):
+        from .triton import agc_pool as kernels
+
+        return kernels.backward(
+            g, pooled, index, bias, mean_scale, mean, size, activation, channels_last, traced=traced
+        )
+    h = ACTIVATIONS[activation].backward(g, pooled)  # type: ignore[arg-type]
+    sum_h = map_sum(h)
+    background = mean_scale * sum_h
+    if grad_mean is not None:
+        background = background - grad_mean
+    placed = place(h, index, size, channels_last)
+    dv = (placed - over_maps(background / positions(placed), placed)).to(g.dtype)
+    dbias = sum_h.sum(0).to(bias.dtype)
+    dscale = -(mean * sum_h).sum(0).to(mean_scale.dtype)
+    return dv, dbias, dscale
+
+
+def saved_pooled(activation: str, pooled: Tensor) -> Tensor | None:
+    """Return the pooled maps if the backward needs them."""
+    return pooled if ACTIVATIONS[activation].needs == "output" else None
+
+
+class _CenterBiasActPool(torch.autograd.Function):
+    """Return pooled, index and the mean, an output only so that second derivatives reach it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, v: Tensor, bias: Tensor, mean_scale: Tensor, activation: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        pooled, index, mean, _ = pool_forward_function(v)(v, bias, mean_scale, activation)
+        ctx.save_for_backward(saved_pooled(activation, pooled), index, bias, mean_scale, mean)
+        ctx.mark_non_differentiable(index)
+        ctx.activation, ctx.size, ctx.last = activation, tuple(v.shape[2:]), is_channels_last(v)
+        ctx.set_materialize_grads(False)
+        return pooled, index, mean
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, _, grad_mean = grads
+        pooled, index, bias, mean_scale, mean = ctx.saved_tensors
+        if g is None:
+            g = bias.new_zeros(index.shape) if pooled is None else torch.zeros_like(pooled)
+        grads_in = pool_backward(
+            g, pooled, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last, grad_mean
+        )
+        return *grads_in, None

@@ -10,11 +10,11 @@ from deepcontrol.workbench.bench.cases import (
     MAIN_CELLS,
     MAIN_PAIRS,
     NETWORKS,
+    cpu_comparisons,
     network_cases,
     tier,
 )
-from deepcontrol.workbench.bench.cpu import cpu_comparisons
-from deepcontrol.workbench.bench.ops import op_cases
+from deepcontrol.workbench.bench.kernels import op_cases
 from deepcontrol.workbench.bench.run import gpu_tasks
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from deepcontrol.workbench.bench.cases import Case
-from deepcontrol.workbench.bench.chart import draw, draw_bars
 from deepcontrol.workbench.bench.measure import percentiles
 from deepcontrol.workbench.bench.results import (
+    draw_bars,
+    draw_chart,
     has_row,
     read_rows,
     step_table,
@@ -72,8 +73,8 @@ def test_ratios_are_relative_to_batchnorm_and_its_fastest_engine() -> None:
 def test_chart_shows_timed_rows_only(tmp_path: Path) -> None:
     path = tmp_path / "new" / "chart.png"
     failed = {**Case("segnet", "gn", "eager", 8, (256, 512), "bf16").key, "error": "no memory"}
-    assert not draw([failed], path)
-    assert draw([row("agc", "graph", 6.0), row("bn", "eager", 12.0), failed], path)
+    assert not draw_chart([failed], path)
+    assert draw_chart([row("agc", "graph", 6.0), row("bn", "eager", 12.0), failed], path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert len(list(tables([row("agc", "graph", 6.0), failed]))) == 1
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepcontrol.workbench.bench import contenders, cpu, run
+from deepcontrol.workbench.bench import contenders, measure, run
 from deepcontrol.workbench.bench.cases import Case
 from deepcontrol.workbench.bench.results import read_rows, write_rows
 from deepcontrol.workbench.cli import main
@@ -63,7 +63,7 @@ def test_tiny_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_segnet_step() -> None:
     case = Case("segnet", "agc", "eager", 1, (32, 32), "fp32", 0.125)
-    (row,) = cpu.measure_interleaved([case], 1)
+    (row,) = measure.measure_interleaved([case], 1)
     assert float(row["saved_mib"]) > 0
 
 
@@ -127,7 +127,7 @@ def test_failure_becomes_a_row(
     def fail(contender: str) -> None:
         raise RuntimeError("CUDA out of memory.\nAnd more.")
 
-    monkeypatch.setattr(cpu, "inference_neuron", fail)
+    monkeypatch.setattr(measure, "inference_neuron", fail)
     out = tmp_path / "bench.csv"
     assert main([*TINY, str(out)]) == 0
     rows = read_rows(out)

@@ -9,8 +9,7 @@ import torch
 
 from deepcontrol.convert import calibrate
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.export.check import compare_accuracy, in_windows
-from deepcontrol.workbench.export.int8 import RunImages
+from deepcontrol.workbench.export.check import RunImages, compare_accuracy, in_windows
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import Checkpoint, save_best
 from deepcontrol.workbench.train.config import Train, save_config

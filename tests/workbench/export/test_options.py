@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.export.int8 import RunImages
+from deepcontrol.workbench.export.check import RunImages
 from deepcontrol.workbench.train.config import load_config
 from tests.workbench.export.conftest import make_run
 

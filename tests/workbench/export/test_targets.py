@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.batches import normalized
-from deepcontrol.workbench.predict.network import load_network
+from deepcontrol.workbench.predict import load_network
 from tests.workbench.export.conftest import make_run
 
 # Shapes that the command neither traces nor checks.

@@ -10,9 +10,8 @@ from PIL import Image
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.batches import normalized
-from deepcontrol.workbench.predict import tiling
+from deepcontrol.workbench.predict import load_network, tiling
 from deepcontrol.workbench.predict.images import ImageFile
-from deepcontrol.workbench.predict.network import load_network
 from deepcontrol.workbench.train.evaluate import predict
 from tests.workbench.predict.conftest import COLORS, make_run, pixels
 

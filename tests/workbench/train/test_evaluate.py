@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol.workbench.models.classnet import ClassesAndContour
-from deepcontrol.workbench.predict.network import load_network
+from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.train.build import build_data, build_model, open_sources
 from deepcontrol.workbench.train.checkpoint import load, load_weights
 from deepcontrol.workbench.train.distributed import Group

@@ -9,7 +9,7 @@ The neuron has its gain in the weights of the convolution, so it passes no gamma
 Memory bandwidth takes all the time, and a map is needed twice: for its mean, then to be rewritten.
 One launch sums and one rewrites, both over the whole batch, as launch.py describes. For small maps
 one program does both and reads a map once. The mean of a large map may be known beforehand
-(ops/window_mean.py). Finer schemes that keep the second read in the L2 cache (chunks of samples,
+(ops/gain_conv.py). Finer schemes that keep the second read in the L2 cache (chunks of samples,
 programs that wait for one another) cost more than they saved: dev/LOG.md has the figures.
 
 Programs sum from the last part to the first and rewrite from the first tile to the last, because
@@ -28,19 +28,19 @@ from torch import Tensor
 from torch.library import triton_op
 
 from ..activation import ACTIVATIONS, empty_relu_mask
-from ..agc import backward as layer_backward
-from ..agc import forward as layer_forward
+from ..agc import agc_backward, agc_forward, center_backward, forward_function, saved_map
 from ..dispatch import uses_kernels
+from ..gain_conv import ConvOperands, derives_mean, wants_map_sums
 from ..layout import accumulate_dtype, like_layout, memory_order
-from ..neuron import backward as neuron_backward
-from ..neuron import forward_function, saved_map
-from ..window_mean import ConvOperands, derives_mean, wants_map_sums
 from .blocks import (
     act,
     act_backward,
     act_gradient,
     add_up_parts,
+    agc_sum_kernel,
     block_offsets,
+    empty_map_gradients,
+    filter_gradient_launches,
     load_block,
     load_parameters,
     load_per_filter,
@@ -48,10 +48,10 @@ from .blocks import (
     pack_mask,
     parts_of_unit,
     store_single_sample_grad,
+    sum_launches,
     to_fp32,
 )
 from .launch import Tiling, launch, tile_maps
-from .sums import agc_sum_kernel, empty_map_gradients, filter_gradient_launches, sum_launches
 
 
 @triton.jit
@@ -292,17 +292,17 @@ def _center_bias_act(
 def _center_bias_act_backward(
     g: Tensor, saved: Tensor | None, bias: Tensor, mean_scale: Tensor, mean: Tensor, activation: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return neuron_backward(g, saved, bias, mean_scale, mean, activation, traced=True)
+    return center_backward(g, saved, bias, mean_scale, mean, activation, traced=True)
 
 
 def _agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> tuple[Tensor, Tensor]:
-    return layer_forward(z, weight, bias, mean_scale, traced=True)
+    return agc_forward(z, weight, bias, mean_scale, traced=True)
 
 
 def _agc_backward(
     g: Tensor, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return layer_backward(g, z, weight, bias, mean_scale, mean, traced=True)
+    return agc_backward(g, z, weight, bias, mean_scale, mean, traced=True)
 
 
 def _fake_center_bias_act(

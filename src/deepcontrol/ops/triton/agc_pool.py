@@ -1,6 +1,6 @@
 """The neuron and 2x2 max pooling in one pass in Triton (op center_bias_act_pool).
 
-The formulas are in ops/neuron_pool.py; launch.py explains units, parts and tiles. A tile here
+The formulas are in ops/pool.py; launch.py explains units, parts and tiles. A tile here
 consists of windows: for each, a program reads four positions of v or writes four of dv.
 """
 
@@ -14,21 +14,24 @@ from torch import Tensor
 from torch.library import triton_op
 
 from ..activation import ACTIVATIONS
+from ..gain_conv import ConvOperands, derives_mean, wants_map_sums
 from ..layout import accumulate_dtype, is_channels_last, like_layout, map_strides, memory_order
-from ..neuron_pool import pool_backward, saved_pooled, traced_forward
-from ..window_mean import ConvOperands, derives_mean, wants_map_sums
+from ..pool import pool_backward, saved_pooled, traced_forward
 from .blocks import (
     act,
     act_backward,
     add_up_parts,
+    agc_sum_kernel,
+    empty_map_gradients,
+    filter_gradient_launches,
     load_per_filter,
     parts_of_unit,
     store_single_sample_grad,
+    sum_launches,
     to_fp32,
 )
 from .launch import TiledMaps, divide, launch, power_of_2, tile_maps
 from .pool import empty_maps
-from .sums import agc_sum_kernel, empty_map_gradients, filter_gradient_launches, sum_launches
 
 BLOCK = 2048  # windows, of four positions each, that a program reads at once over its maps
 STEPS = 4  # blocks per program
@@ -182,7 +185,7 @@ def backward(
     channels_last: bool,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dv, dbeta and dlam; see neuron_pool.pool_backward."""
+    """Return dv, dbeta and dlam; see ops/pool.py."""
     order = memory_order(index)
     g = like_layout(g, order)
     saved = g if pooled is None else like_layout(pooled, order)

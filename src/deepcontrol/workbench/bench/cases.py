@@ -115,6 +115,13 @@ QUICK = {
     "resnet50": Network((64, 64), (2,), ("bf16",)),
     "unet3d": Network((32, 32, 32), (2,), ("bf16",), 0.125),
 }
+CPU_COMPARISONS = {  # contenders, batches, size, width
+    "neuron": (("agc", "bn", "none"), (1,), (256, 512), 1.0),
+    "inference": (("agc", "bn", "bn-folded", "none"), (1,), (256, 512), 1.0),
+    "segnet": (("agc", "bn", "none"), (1, 4), (128, 256), 0.25),
+}
+QUICK_CPU_SIZES = {"neuron": (32, 32), "inference": (32, 32), "segnet": (64, 64)}
+
 CONTENDERS = ("agc", "bn", "none", "one-liner", "bn-byte-pool", "gn", "in")
 ENGINES = ("eager", "compile", "graph", "compile+graph")
 
@@ -184,6 +191,31 @@ def profile_cases(settings: Bench) -> list[Case]:
         for batch in settings.batches or (8, 1)
         for contender in selected(settings.contenders, ("agc", "bn", "none"))
     ]
+
+
+def cpu_comparisons(settings: Bench) -> list[tuple[Case, ...]]:
+    """List the comparisons to measure: tuples of cases that are interleaved."""
+    engines = settings.engines or ("eager",)
+    for engine in engines:
+        if engine.endswith("graph"):
+            raise ValueError(
+                f"CUDA graphs need a GPU, got --engines {engine}; use eager or compile on a CPU"
+            )
+    if set(settings.dtypes) - {"fp32"}:
+        raise ValueError(f"a CPU measures fp32 only, got --dtypes {' '.join(settings.dtypes)}")
+    comparisons = []
+    for group in selected(settings.only, CPU_COMPARISONS):
+        contenders, batches, size, width = CPU_COMPARISONS[group]
+        for batch in settings.batches or batches:
+            shape = (batch, QUICK_CPU_SIZES[group] if settings.quick else size, "fp32", width)
+            cases = tuple(
+                Case(group, contender, engine, *shape)
+                for contender in selected(settings.contenders, contenders)
+                for engine in engines
+            )
+            if cases:
+                comparisons.append(cases)
+    return comparisons
 
 
 def priority(case: Case) -> tuple[int, int, int]:

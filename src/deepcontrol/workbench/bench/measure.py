@@ -1,17 +1,25 @@
-"""Measure a training step on a GPU: its time, its memory and its largest batch."""
+"""Measure time and memory of a training step, and its largest batch.
+
+A GPU is measured case by case. On a CPU most of the noise comes from other programs. The cases of a
+comparison (a neuron in training or inference, or a narrow SegNet) are therefore interleaved, so
+that the noise affects all of them.
+"""
 
 import gc
 import itertools
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from ...nn import AGCConv2d, saved_bytes
 from ...step import TrainingStep
 from ..losses import pixel_cross_entropy
 from .cases import Case
@@ -22,6 +30,11 @@ MIB = 2**20
 WARM_UP = 6  # calls before the timed ones; the graph engines capture at the fourth
 MEMORY_LIMIT_GIB = 12  # the paper's GPU, on which BatchNorm trained with batch 8
 MAX_BATCH = 4096
+
+CPU_WARM_UP = 2
+CHANNELS = 64  # of a neuron on a CPU
+
+Call = Callable[[], object]
 
 
 def measure_step(case: Case, steps: int) -> list[Row]:
@@ -181,3 +194,64 @@ def search_largest(works: Callable[[int], bool]) -> int:
         else:
             bad = middle
     return good
+
+
+def measure_interleaved(cases: Sequence[Case], steps: int) -> list[Row]:
+    """Return time (p20, p50, p80) and memory saved for backward of every case."""
+    calls = {case: make_call(case) for case in cases}
+    times: dict[Case, list[float]] = {case: [] for case in cases}
+    for repetition in range(CPU_WARM_UP + steps):
+        for case, (call, _) in calls.items():
+            start = time.perf_counter()
+            call()
+            if repetition >= CPU_WARM_UP:
+                times[case].append(1e3 * (time.perf_counter() - start))
+    return [{**case.key, **percentiles("ms", times[case]), **calls[case][1]} for case in cases]
+
+
+def make_call(case: Case) -> tuple[Call, Row]:
+    """Return the function to time, and the columns that are known without timing."""
+    torch.manual_seed(0)
+    if case.group == "segnet":
+        step, batch = training_step(case, "cpu")
+        return lambda: step(*batch), _saved(step.model, batch[0])
+    shape = (case.batch, CHANNELS, *case.size)
+    x, g = torch.randn(shape), torch.randn(shape)
+    if case.group == "inference":
+        model = inference_neuron(case.contender).eval()
+        run = _compiled(model, case)
+        return torch.no_grad()(lambda: run(x)), {}
+    model, x = neuron(case.contender), x.requires_grad_()
+    run = _compiled(model, case)
+
+    def train() -> None:
+        x.grad = None
+        model.zero_grad()
+        run(x).backward(g)
+
+    return train, _saved(model, x)
+
+
+def neuron(contender: str) -> nn.Module:
+    """Build a 3x3 convolution with its normalization and ReLU."""
+    if contender == "agc":
+        return AGCConv2d(CHANNELS, CHANNELS, 3, padding=1)
+    norm = [nn.BatchNorm2d(CHANNELS)] if contender == "bn" else []
+    convolution = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=not norm)
+    return nn.Sequential(convolution, *norm, nn.ReLU(inplace=True))
+
+
+def inference_neuron(contender: str) -> nn.Module:
+    """Build a neuron for inference; bn-folded folds BatchNorm into the convolution."""
+    if contender != "bn-folded":
+        return neuron(contender)
+    layers: Any = neuron("bn").eval()
+    return nn.Sequential(fuse_conv_bn_eval(layers[0], layers[1]), layers[2])
+
+
+def _compiled(model: nn.Module, case: Case) -> Any:
+    return torch.compile(model) if case.engine == "compile" else model
+
+
+def _saved(model: nn.Module, x: Tensor) -> Row:
+    return {"saved_mib": f"{saved_bytes(model, x) / MIB:.1f}"}

@@ -12,13 +12,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from .cases import NETWORKS, Bench, Case, max_batch_cases, network_cases, profile_cases, tier
+from .cases import (
+    NETWORKS,
+    Bench,
+    Case,
+    cpu_comparisons,
+    max_batch_cases,
+    network_cases,
+    profile_cases,
+    tier,
+)
 from .contenders import check_network
-from .cpu import cpu_comparisons, measure_interleaved
-from .measure import free_memory, measure_max_batch, measure_step
-from .ops import measure_op, op_cases
-from .profile import measure_profile
-from .results import Row, provenance, read_rows, source_hash, tables, write_rows
+from .kernels import measure_op, measure_profile, op_cases
+from .measure import free_memory, measure_interleaved, measure_max_batch, measure_step
+from .results import (
+    Row,
+    draw_chart,
+    provenance,
+    read_rows,
+    source_hash,
+    tables,
+    write_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +58,7 @@ def run_bench(settings: Bench, console: Console) -> int:
         rows = measure_all(settings, device, out, console)
     for table in tables(rows):
         console.print(table)
-    draw_chart(rows, settings.chart or out.with_suffix(".png"), console)
+    show_chart(rows, settings.chart or out.with_suffix(".png"), console)
     return 0
 
 
@@ -186,12 +201,12 @@ def log_line(row: Row) -> str:
     return f"{head}{row['ms_p50']} ms ({row['ms_p20']} to {row['ms_p80']}){end}"
 
 
-def draw_chart(rows: Sequence[Row], path: Path, console: Console) -> None:
+def show_chart(rows: Sequence[Row], path: Path, console: Console) -> None:
     """Draw the chart, or print how to get it if matplotlib is missing."""
     try:
-        from .chart import draw
+        drawn = draw_chart(rows, path)
     except ModuleNotFoundError as error:
         console.print(f"No chart: {error}. Install matplotlib and run again with --report.")
         return
-    if draw(rows, path):
+    if drawn:
         console.print(f"Chart: {escape(str(path))}", soft_wrap=True)

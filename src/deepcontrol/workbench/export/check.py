@@ -1,15 +1,20 @@
-"""Compare an exported file with its network: on random images and on the validation set."""
+"""Compare an exported file with its network: on random images and on the validation set.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+`RunImages` reads the images: training images calibrate, validation images measure the accuracy.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from ..data import VOID, Batches
+from ..data import VOID, Batches, open_source, prepare
 from ..metrics import ConfusionMatrix
 from ..sizes import Size
-from ..train.evaluate import forward_in_windows
+from ..train.config import Train
+from ..train.evaluate import forward_in_windows, split_windows
 from .targets import Runner, Shape, Sizes, as_tuple
 
 TOLERANCE = 1e-4  # relative to the largest output, or absolute if that is below 1
@@ -17,6 +22,7 @@ TOLERANCE = 1e-4  # relative to the largest output, or absolute if that is below
 # position, and nearby outputs differ without an error in the file. This is rare, so each shape is
 # tried with several inputs until one agrees.
 ATTEMPTS = 3
+CALIBRATION_IMAGES = 64  # at most
 
 
 class MismatchError(ValueError):
@@ -104,3 +110,33 @@ def compare_accuracy(runs: Mapping[str, Runner], batches: Batches) -> dict[str, 
 def in_windows(run: Runner, size: Size | None) -> Runner:
     """Run on windows of `size` and join the class logits. None runs on whole images."""
     return lambda images: (forward_in_windows(lambda seen: run(seen)[0], images, size),)
+
+
+class RunImages:
+    """Images of a run's dataset, one at a time and without augmentation."""
+
+    def __init__(self, config: Train, data_root: Path | None = None) -> None:
+        self._config = config if data_root is None else replace(config, data_root=data_root)
+
+    def calibration(self) -> Iterator[Tensor]:
+        """Iterate over training images (1, 3, H, W), in windows if the run uses them.
+
+        Validation images are not used, so that they can measure the result.
+        """
+        config = self._config
+        source = open_source(config.data, "train", config.data_root, config.train_limit)
+        limit = min(CALIBRATION_IMAGES, len(source))
+        source = open_source(config.data, "train", config.data_root, limit)
+        for batch in Batches(prepare(source, config.image_size), 1).epoch():
+            yield from split_windows(batch.images, config.window)
+
+    @property
+    def window(self) -> Size | None:
+        """Window size for larger images; None to use whole images."""
+        return self._config.window
+
+    def validation(self) -> Batches:
+        """Return the validation set with batch size 1."""
+        config = self._config
+        source = open_source(config.data, "val", config.data_root, config.val_limit)
+        return Batches(prepare(source, config.image_size), 1)

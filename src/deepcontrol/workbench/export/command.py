@@ -15,12 +15,19 @@ from rich.table import Table
 from ... import __version__
 from ...convert import calibrate, fold
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
-from ..predict.network import Network, load_network
+from ..predict import Network, load_network
 from ..runfolder import write_atomic
 from ..sizes import Size
 from ..train.config import Train, load_config
-from .check import TOLERANCE, Accuracy, Comparison, check, compare_accuracy, in_windows
-from .int8 import RunImages, quantize
+from .check import (
+    TOLERANCE,
+    Accuracy,
+    Comparison,
+    RunImages,
+    check,
+    compare_accuracy,
+    in_windows,
+)
 from .targets import (
     AXES,
     INPUT,
@@ -29,6 +36,7 @@ from .targets import (
     Sizes,
     TargetName,
     as_tuple,
+    quantize,
     require,
     sizes_of,
     trace,

@@ -196,6 +196,66 @@ def _quiet_registration() -> Iterator[None]:
         logger.setLevel(before)
 
 
+def quantize(path: Path, images: Iterator[Tensor]) -> None:
+    """Quantize the convolutions of an ONNX file to int8, in place, with ONNX Runtime.
+
+    The ranges of inputs come from the images. Filters have one scale per output channel. All other
+    ops stay in fp32. The convolutions that compute the means of folded AGC layers also stay in
+    fp32, because an error of a mean shifts the whole feature map. They use the quantized filters.
+
+    Args:
+        path: ONNX file, overwritten.
+        images: Calibration images (1, 3, H, W).
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared = path.with_name(f"prepared-{path.name}")
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.ERROR)  # the quantizer logs warnings to the root logger
+    try:
+        quant_pre_process(path, prepared, skip_symbolic_shape=True)
+        quantize_static(
+            prepared,
+            path,
+            _Reader(images),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,  # with QInt8, ONNX Runtime on x86 convolves in fp32
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=["Conv"],
+            nodes_to_exclude=_mean_convolutions(prepared),
+        )
+    finally:
+        root.setLevel(before)
+        prepared.unlink(missing_ok=True)
+
+
+class _Reader:
+    """Calibration data reader of ONNX Runtime."""
+
+    def __init__(self, images: Iterator[Tensor]) -> None:
+        self._images = images
+
+    def get_next(self) -> dict[str, Any] | None:
+        image = next(self._images, None)
+        return None if image is None else {INPUT: image.contiguous().numpy()}
+
+
+def _mean_convolutions(path: Path) -> list[str]:
+    """List the convolutions of window means (sums divided by their count), which fold adds."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    producer = {name: node.op_type for node in graph.node for name in node.output}
+    return [
+        node.name
+        for node in graph.node
+        if node.op_type == "Conv" and producer.get(node.input[0]) == "Div"
+    ]
+
+
 def write_exported(program: ExportedProgram, path: Path, outputs: Sequence[str]) -> None:
     """Write a torch.export file with the weights. Outputs have no names in it."""
     file = io.BytesIO()  # torch.export.save to a path kills the process on a full disk

@@ -1,5 +1,5 @@
 """`deepcontrol predict`: label images with the network of a run, in tiles if they are large."""
 
-from .command import Predict, run_predict
+from .command import Network, Predict, load_network, run_predict
 
-__all__ = ["Predict", "run_predict"]
+__all__ = ["Network", "Predict", "load_network", "run_predict"]

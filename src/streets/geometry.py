@@ -1,8 +1,9 @@
-"""Shapes: lists of polygons in an object's own meters, painted in the order of the list.
+"""Geometry: shapes made of polygons, and the camera that projects them.
 
-Each polygon is planar and convex or nearly so: every pixel row crosses it in one run. The faces
-of solids point outward, so that faces that point away from the camera can be dropped. Flat faces
-are visible from both sides.
+A shape is a list of polygons in an object's own meters, painted in the order of the list. Each
+polygon is planar and convex or nearly so: every pixel row crosses it in one run. The faces of
+solids point outward, so that faces that point away from the camera can be dropped. Flat faces are
+visible from both sides.
 """
 
 import math
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from .randomness import total
+from .randomness import Dice, total
 from .textures import Texture
 
 Point = tuple[float, float, float]
@@ -20,6 +21,8 @@ Point2 = tuple[float, float]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+
+NEAREST = 0.6  # objects closer than this many meters are not drawn
 
 
 @dataclass(frozen=True)
@@ -233,3 +236,57 @@ def _unwrap(corners: Sequence[Point], normal: Point) -> tuple[Point2, ...]:
     if size[2] >= size[1]:
         return tuple((p[0], p[1]) for p in corners)
     return tuple((p[0], p[2]) for p in corners)
+
+
+@dataclass(frozen=True)
+class Camera:
+    """A pinhole camera that looks along the road.
+
+    The road may bend: the bend moves every point sideways by a quadratic in z, so a curved
+    street needs no separate geometry.
+    """
+
+    rows: int
+    columns: int
+    focal: float  # in pixels
+    center: float  # column of the optical axis
+    horizon: float  # row of the horizon
+    eye: float  # height in meters
+    offset: float  # x in meters
+    heading: float
+    bend: float
+    mirror: bool  # mirrored images show traffic that drives on the left
+
+    def project(self, x: Floats, y: Floats, z: Floats) -> tuple[Floats, Floats]:
+        """Return pixel coordinates (u right, v down) of points in front of the camera."""
+        u = self.center + self.focal * ((x - self.offset) / z + self.heading + self.bend * z)
+        v = self.horizon + self.focal * (self.eye - y) / z
+        if self.mirror:
+            u = self.columns - u
+        return u, v
+
+    def ground_depth(self, row: Floats) -> Floats:
+        """Return the z of the ground at pixel rows below the horizon."""
+        return self.focal * self.eye / (row - self.horizon)
+
+    def ground_row(self, z: Floats) -> Floats:
+        """Return the pixel row of the ground at z."""
+        return self.horizon + self.focal * self.eye / z
+
+
+def choose_camera(dice: Dice, rows: int, columns: int, offset: float) -> Camera:
+    """Draw a random field of view, height, pitch and bend of the road."""
+    unit = rows + columns / 2.0
+    bend = dice.bell(0.0, 0.0019) if dice.chance(0.6) else 0.0
+    return Camera(
+        rows=rows,
+        columns=columns,
+        focal=unit * dice.between(0.78, 1.15),
+        center=columns * (0.5 + dice.bell(0.0, 0.03)),
+        horizon=rows * dice.between(0.35, 0.48) + 0.0137,
+        eye=dice.between(1.15, 1.65),
+        offset=offset,
+        heading=dice.bell(0.0, 0.035) - bend * 22.0,
+        bend=bend,
+        mirror=dice.chance(0.2),
+    )

@@ -1,25 +1,40 @@
-"""Time each op alone and compare it with its bandwidth floor.
+"""Measure the time of kernels against their bandwidth floors: each op alone, and a SegNet step.
 
-The floor is the time that a copy kernel needs to move the fewest bytes that the op can move. Calls
-are replayed from a CUDA graph, which leaves out launch overhead. Together their buffers are several
-times as large as the L2 cache, so no call finds its input there.
+The floor is the time that a copy kernel needs to move the fewest bytes that the kernels can move.
+
+An op is replayed from a CUDA graph, which leaves out launch overhead. Together its buffers are
+several times as large as the L2 cache, so no call finds its input there.
+
+A profile of a SegNet step gives the GPU time per kind of kernel. The floor of AGC with ReLU is five
+passes over all feature maps: one read and one write in the forward, two reads and one write in the
+backward.
 """
 
 import functools
 import math
-from collections.abc import Callable
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
+from ...nn import AGCConv2d
 from ...ops import max_pool2x2, max_unpool2x2
-from ...ops.agc import backward as layer_backward
-from ...ops.agc import forward as layer_forward
-from ...ops.neuron import backward as center_backward
-from ...ops.neuron import forward_function, saved_map
+from ...ops.agc import agc_backward, agc_forward, center_backward, forward_function, saved_map
 from .cases import Bench, Case, selected
-from .measure import MIB, event_milliseconds, percentiles, quantile
+from .contenders import precision
+from .measure import (
+    MIB,
+    event_milliseconds,
+    percentiles,
+    quantile,
+    training_step,
+    warm_up,
+)
 from .results import Row
 
 MAPS = ((64, 256, 512), (128, 128, 256), (256, 64, 128), (512, 32, 64), (512, 16, 32))
@@ -27,6 +42,19 @@ FILTERS = ((64, 64, 3, 3), (128, 128, 3, 3), (256, 256, 3, 3), (512, 512, 3, 3))
 BATCHES = (8, 1)
 REPLAY_BYTES = 256 * MIB  # lower bound of the bytes moved per replay: four times an H200's L2
 MIN_CALLS, MAX_CALLS = 4, 512  # per replay
+
+PROFILED_STEPS = 3
+PASSES = 5
+KERNEL_KINDS = (  # the first pattern that matches a kernel's name decides
+    ("AGC", r"^(agc|window_mean)_"),
+    ("gain in the weights", r"^_scale(_backward)?$"),
+    ("pooling", r"^(pool|pick|place)_kernel|max_?pool|max_?unpool"),
+    ("BatchNorm", r"batch_?norm|(^|[^a-z])bn_"),
+    ("loss", r"soft_?max|nll_?loss"),
+    ("optimizer", r"multi_tensor_apply|fused_?sgd"),
+    ("convolutions", r"conv|cudnn|xmma|cutlass|gemm|wgrad|dgrad|fprop|nhwc|nchw|sm\d\d_"),
+)
+OTHER = "other"
 
 Call = tuple[Callable[[], Any], int]  # an op on its own buffers, and the fewest bytes it can move
 
@@ -51,7 +79,7 @@ def center_backward_call(batch: int, *size: int) -> Call:
 
 def layer_forward_call(batch: int, *size: int) -> Call:
     z, parameters = feature_maps(batch, *size), agc_parameters(size[0])
-    return lambda: layer_forward(z, *parameters), 2 * z.nbytes
+    return lambda: agc_forward(z, *parameters), 2 * z.nbytes
 
 
 def layer_backward_call(batch: int, *size: int) -> Call:
@@ -61,7 +89,7 @@ def layer_backward_call(batch: int, *size: int) -> Call:
         agc_parameters(size[0]),
     )
     mean = torch.zeros(batch, size[0], device="cuda")
-    return lambda: layer_backward(g, z, *parameters, mean), 3 * g.nbytes
+    return lambda: agc_backward(g, z, *parameters, mean), 3 * g.nbytes
 
 
 def pool_call(batch: int, *size: int) -> Call:
@@ -170,3 +198,80 @@ def agc_parameters(channels: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return gamma, beta and lambda that keep a map finite when applied repeatedly."""
     shape = (channels,)
     return tuple(torch.full(shape, v, device="cuda") for v in (1.0, 0.1, 0.5))  # type: ignore[return-value]
+
+
+def measure_profile(case: Case, steps: int) -> list[Row]:
+    """Return one row per kind of kernel, with its GPU milliseconds per step."""
+    del steps  # a profile of PROFILED_STEPS steps is enough
+    with precision(case.dtype):
+        step, batch = training_step(replace(case, group="segnet"), "cuda")
+        warm_up(step, batch)
+        torch.cuda.synchronize()
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        with profile(activities=activities, acc_events=True) as profiler:
+            for _ in range(PROFILED_STEPS):
+                step(*batch)
+            torch.cuda.synchronize()
+    times = {
+        event.key: event.self_device_time_total / 1e3 / PROFILED_STEPS
+        for event in profiler.key_averages()
+        if event.device_type.name == "CUDA"
+    }
+    rows = []
+    for kind, names in group_by_kind(times).items():
+        row = {**case.key, "part": kind, "gpu_ms": f"{sum(names.values()):.4f}"}
+        if kind == OTHER:
+            row["note"] = "; ".join(f"{ms:.3f} {name[:60]}" for name, ms in slowest(names, 4))
+        elif kind == "AGC" and case.contender == "agc":
+            seconds = PASSES * map_bytes(step.model, case) / copy_bytes_per_second()
+            row["floor_ms"] = f"{1e3 * seconds:.4f}"
+        rows.append(row)
+    if case.contender == "agc" and not any(row["part"] == "AGC" for row in rows):
+        raise RuntimeError(
+            f"the profile has no AGC kernel; its kernels include {', '.join(sorted(times)[:8])}"
+        )
+    return rows
+
+
+def group_by_kind(times: dict[str, float]) -> dict[str, dict[str, float]]:
+    """Group kernel times by kind of kernel.
+
+    >>> group_by_kind({"agc_forward_kernel": 1.0, "cudnn_infer": 2.0, "copy": 0.5})
+    {'AGC': {'agc_forward_kernel': 1.0},
+     'convolutions': {'cudnn_infer': 2.0}, 'other': {'copy': 0.5}}
+    """
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, ms in times.items():
+        if ms > 0:
+            matching = (kind for kind, pattern in KERNEL_KINDS if re.search(pattern, name.lower()))
+            found[next(matching, OTHER)][name] = ms
+    order = [kind for kind, _ in KERNEL_KINDS] + [OTHER]
+    return {kind: found[kind] for kind in order if kind in found}
+
+
+def slowest(names: dict[str, float], count: int) -> Iterable[tuple[str, float]]:
+    return sorted(names.items(), key=lambda item: -item[1])[:count]
+
+
+def map_bytes(model: torch.nn.Module, case: Case) -> int:
+    """Count the bytes of one pass over the feature maps of all AGC neurons.
+
+    A neuron with fused pooling counts with its map before pooling.
+    """
+    elements = 0
+
+    def count(_: object, __: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+        nonlocal elements
+        elements += output.numel() if isinstance(output, torch.Tensor) else 4 * output[0].numel()
+
+    hooks = [
+        module.register_forward_hook(count)
+        for module in model.modules()
+        if isinstance(module, AGCConv2d)
+    ]
+    device = next(model.parameters()).device
+    with torch.no_grad():  # one image is enough: maps grow with the batch
+        model(torch.zeros(1, 3, *case.size, device=device))
+    for hook in hooks:
+        hook.remove()
+    return elements * case.batch * (2 if case.dtype == "bf16" else 4)
