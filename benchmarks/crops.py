@@ -50,18 +50,18 @@ def measure(
     limit = {"train": config.train_limit, "val": config.val_limit}[split]
     source = open_source(config.data, split, data_root or config.data_root, limit)
     model = load_network(run, "last", device).model
-    batches = Batches(prepare(source, config.size), config.val_batch_size, device=device)
+    batches = Batches(prepare(source, config.image_size), config.val_batch_size, device=device)
     whole, by_windows = (ConfusionMatrix(len(source.classes), device) for _ in range(2))
     with evaluating(model, device, None):
         for batch in batches.epoch():
             whole.update(predict(model, batch.images), batch.labels)
-            by_windows.update(predict(model, batch.images, config.size), batch.labels)
+            by_windows.update(predict(model, batch.images, config.image_size), batch.labels)
     row: dict[str, object] = {
         "model": config.model,
         "norm": config.norm,
         "split": split,
         "data": config.data,
-        "trained_on": "x".join(map(str, config.size)),
+        "trained_on": "x".join(map(str, config.image_size)),
         "images": "x".join(map(str, batches.cache.size)),
         "width": config.width,
         "batch": config.batch_size,

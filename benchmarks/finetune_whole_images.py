@@ -44,7 +44,7 @@ def main() -> None:
     config, _ = load_config(flags.run)
     if flags.data_root is not None:
         config = replace(config, data_root=flags.data_root)
-    train, val = (prepare(source, config.size) for source in open_sources(config))
+    train, val = (prepare(source, config.image_size) for source in open_sources(config))
     rows = []
     for way in WAYS:
         epochs = 0 if way == WAYS[0] else flags.epochs
@@ -54,7 +54,7 @@ def main() -> None:
                 "model": config.model,
                 "norm": config.norm,
                 "data": config.data,
-                "trained_on": "x".join(map(str, config.size)),
+                "trained_on": "x".join(map(str, config.image_size)),
                 "images": "x".join(map(str, val.size)),
                 "width": config.width,
                 "batch": config.batch_size,
@@ -89,7 +89,7 @@ def finetune(
             step(batch.images, *objective.targets(batch))
     model.eval()
     batches = Batches(val, config.val_batch_size, device=device)
-    whole, windows = (evaluate(model, batches, window=w) for w in (None, config.size))
+    whole, windows = (evaluate(model, batches, window=w) for w in (None, config.image_size))
     return whole.pixel_error, windows.pixel_error
 
 
@@ -97,8 +97,8 @@ def training_batches(
     config: Train, way: str, epoch: int, train: Cache, device: torch.device
 ) -> Iterator[Batch]:
     """Yield the batches of an epoch. Each image comes once, also with "both"."""
-    sizes = {"crops": [config.size], "whole images": [train.size]}.get(
-        way, [config.size, train.size]
+    sizes = {"crops": [config.image_size], "whole images": [train.size]}.get(
+        way, [config.image_size, train.size]
     )
     batches = [
         Batches(train, config.batch_size, size=size, augment=Augment(), seed=1, device=device)

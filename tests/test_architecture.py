@@ -64,7 +64,13 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.losses",
         f"{W}.models",
     },
-    f"{W}.predict": {"deepcontrol.nn", f"{W}.data", f"{W}.sizes", f"{W}.train"},
+    f"{W}.predict": {
+        "deepcontrol.nn",
+        f"{W}.data",
+        f"{W}.runfolder",
+        f"{W}.sizes",
+        f"{W}.train",
+    },
     f"{W}.report": {f"{W}.runfolder", f"{W}.studyfolder"},
     f"{W}.export": {
         "deepcontrol",

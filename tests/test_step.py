@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
 from deepcontrol import AGCConv2d, TrainingStep
-from deepcontrol.step import MAX_GRAPHS, WARMUP_STEPS, Engine, _host_state
+from deepcontrol.step import MAX_GRAPHS, WARMUP_STEPS, Engine, _Graph, _host_state, _Watch
 
 
 def network(device: str) -> nn.Module:
@@ -101,6 +101,105 @@ def test_training_flags_of_submodules_are_compared() -> None:
     assert step._current_state() != before
 
 
+def _replace(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[0].weight = nn.Parameter(torch.zeros(8, 3, 3, 3))
+
+
+def _move(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[0].weight.data = torch.zeros(8, 3, 3, 3)
+
+
+def _freeze(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[1].gain.requires_grad_(False)
+
+
+def _swap_layer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[2] = nn.Conv2d(8, 4, 1)
+
+
+def _add_layer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[0].extra = nn.ReLU()
+
+
+def _add_buffer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[0].register_buffer("extra", torch.zeros(1))
+
+
+def _evaluate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[1].eval()
+
+
+def _set_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["lr"] = 0.3
+
+
+def _set_tensor_lr(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)  # equal in value, but another address
+
+
+def _add_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def _drop_parameter(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
+def _set_momentum_buffer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    next(iter(optimizer.state.values()))["momentum_buffer"] = torch.zeros(8, 3, 3, 3)
+
+
+def _load_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _replace, _move, _freeze, _swap_layer, _add_layer, _add_buffer, _evaluate, _set_lr,
+        _set_tensor_lr, _add_group, _drop_parameter, _set_momentum_buffer, _load_state,
+    ],
+)  # fmt: skip
+def test_changes_between_replays_are_noticed(
+    change: Callable[[nn.Module, torch.optim.Optimizer], None],
+) -> None:
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1), momentum=0.9)
+    (batch,) = batches(1, "cpu")
+    plain_step(model, optimizer, batch)
+    watch = _Watch(model, cross_entropy, optimizer)
+    plain_step(model, optimizer, batch)  # in-place updates are no change
+    optimizer.param_groups[0]["lr"].fill_(0.01)
+    assert watch.is_unchanged()
+    change(model, optimizer)
+    assert not watch.is_unchanged()
+
+
+def test_mode_of_a_loss_module_is_noticed() -> None:
+    model, loss = network("cpu"), nn.CrossEntropyLoss()
+    watch = _Watch(model, loss, sgd(model))
+    assert watch.is_unchanged()
+    loss.eval()
+    assert not watch.is_unchanged()
+
+
+def test_replay_restores_gradients_that_others_replaced() -> None:
+    model = network("cpu")
+    optimizer = sgd(model)
+    (batch,) = batches(1, "cpu")
+    plain_step(model, optimizer, batch)
+    graph = _Graph.__new__(_Graph)  # a capture needs a GPU
+    graph.parameters = [*model.parameters()]
+    graph.gradients = [p.grad for p in graph.parameters]
+    assert graph.has_gradients()
+    graph.parameters[-1].grad = None
+    assert not graph.has_gradients()
+    graph.set_gradients()
+    assert graph.has_gradients()
+    optimizer.zero_grad()
+    assert not graph.has_gradients()
+
+
 def test_every_step_has_its_own_code_object() -> None:
     model = network("cpu")
     first, second = (TrainingStep(model, cross_entropy, sgd(model)) for _ in range(2))
@@ -173,6 +272,23 @@ def test_changes_lead_to_a_new_capture() -> None:
         for batch in (a, a, b):
             loss = step(*batch)
             torch.testing.assert_close(loss, plain_step(peer, theirs, batch), rtol=1e-3, atol=1e-3)
+    assert_same(model, peer, 1e-3)
+
+
+@pytest.mark.gpu
+def test_learning_rate_tensor_is_read_by_a_replay() -> None:
+    """A schedule that changes the tensor in place keeps its graph."""
+    model = network("cuda")
+    peer = copy.deepcopy(model)
+    lr = torch.tensor(0.1, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
+    step, theirs = TrainingStep(model, cross_entropy, optimizer, "graph"), sgd(peer)
+    for i, batch in enumerate(batches(8, "cuda")):
+        theirs.param_groups[0]["lr"] = 0.1 / (1 + i)
+        lr.fill_(0.1 / (1 + i))
+        loss = step(*batch)
+        torch.testing.assert_close(loss, plain_step(peer, theirs, batch), rtol=1e-4, atol=1e-4)
+        assert (step.why_eager is None) == (i >= WARMUP_STEPS)
     assert_same(model, peer, 1e-3)
 
 

@@ -10,6 +10,8 @@ import contextlib
 import types
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import attrgetter, is_
 from typing import Any, Literal, get_args
 
 import torch
@@ -92,19 +94,35 @@ class TrainingStep:
         self._runs: dict[Any, int] = {}  # eager steps so far, by shapes
         self._too_large: set[Any] = set()
         self._captured_state: Any = None
+        self._watch: _Watch | None = None
+        self._last_replayed: _Graph | None = None
 
     def __call__(self, inputs: Tensor, *targets: Any) -> Tensor:
         batch = (inputs, *targets)
         self.why_eager = self._obstacle or _capture_obstacle(batch, self.model, self.optimizer)
         if self.why_eager is None:
-            state = self._current_state()
-            if state != self._captured_state:  # a replay would use the old hyperparameters
-                self.reset()
-                self._captured_state = state
+            if self._watch is None or not self._watch.is_unchanged():
+                self._update_state()
             shapes = tuple((a.shape, a.dtype, a.stride()) for a in batch)
             if shapes in self._graphs or self._capture(shapes, batch):
-                return self._graphs[shapes].replay(batch)
+                return self._replay(self._graphs[shapes], batch)
         return self._eager(*batch)
+
+    def _update_state(self) -> None:
+        """Drop the graphs if the state changed: a replay would use the old hyperparameters."""
+        state = self._current_state()
+        if state != self._captured_state:
+            self.reset()
+            self._captured_state = state
+        if self._graphs:
+            self._watch = _Watch(self.model, self._loss, self.optimizer)
+
+    def _replay(self, graph: "_Graph", batch: tuple[Tensor, ...]) -> Tensor:
+        loss = graph.replay(batch)
+        if graph is not self._last_replayed or not graph.has_gradients():
+            graph.set_gradients()
+            self._last_replayed = graph
+        return loss
 
     def _capture(self, shapes: Any, batch: tuple[Tensor, ...]) -> bool:
         runs = self._runs[shapes] = self._runs.get(shapes, 0) + 1
@@ -131,9 +149,11 @@ class TrainingStep:
             warnings.warn(f"training continues eagerly: {self.why_eager}", stacklevel=3)
             return False
         self._captured_state = self._current_state()
+        self._watch = _Watch(self.model, self._loss, self.optimizer)
         return True
 
     def _eager(self, *batch: Any) -> Tensor:
+        self._last_replayed = None
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(batch[0].device.type, self.autocast, enabled=self.autocast is not None):
             loss = self._forward(*batch)
@@ -149,10 +169,7 @@ class TrainingStep:
             for g in self.optimizer.param_groups
         ]
         optimized = [id(p) for g in self.optimizer.param_groups for p in g["params"]]
-        modules = [*self.model.modules()]
-        if isinstance(self._loss, nn.Module):
-            modules += self._loss.modules()
-        modes = [m.training for m in modules]
+        modes = [m.training for m in _modules(self.model, self._loss)]
         addresses = [
             (a.data_ptr(), a.requires_grad)
             for a in (*self.model.parameters(), *self.model.buffers())
@@ -160,6 +177,59 @@ class TrainingStep:
         # The optimizer creates its state in the first steps; compare it only once there is a graph.
         state = [a.data_ptr() for a in _cuda_state(self.optimizer)] if self._graphs else None
         return groups, optimized, modes, addresses, state
+
+
+class _Watch:
+    """Notice changes of all that a graph assumes constant, within a few microseconds.
+
+    It compares the identities of objects in the tables of modules and of the optimizer, and the
+    addresses of their tensors, and does not walk the tree of modules. It may report a change where
+    `_current_state` finds none, such as a hyperparameter set to an equal value.
+    """
+
+    def __init__(self, model: nn.Module, loss: Any, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.modules = _modules(model, loss)
+        tables: list[dict[Any, Any]] = [*optimizer.param_groups, *optimizer.state.values()]
+        for module in self.modules:
+            tables += [module._modules, module._parameters, module._buffers]
+        self.groups, self.state = optimizer.param_groups, optimizer.state
+        self.lists = [group["params"] for group in self.groups]
+        self.sizes = (len(self.groups), len(self.state))
+        self.empty = [table for table in tables if not table]
+        self.tables = [table for table in tables if table]
+        self.objects = self._objects()
+        self.modes = [m.training for m in self.modules]
+        self.tensors = [*model.parameters(), *model.buffers()]
+        self.with_state = [*self.tensors, *_cuda_state(optimizer)]
+        self.addresses = list(map(Tensor.data_ptr, self.with_state))
+        self.trained = list(map(_REQUIRES_GRAD, self.tensors))
+
+    def is_unchanged(self) -> bool:
+        """Return False if the state may have changed since this object was created."""
+        optimizer = self.optimizer
+        if optimizer.param_groups is not self.groups or optimizer.state is not self.state:
+            return False
+        objects = self._objects()
+        return (
+            not any(self.empty)
+            and self.sizes == (len(self.groups), len(self.state))
+            and len(objects) == len(self.objects)
+            and all(map(is_, objects, self.objects))
+            and [m.training for m in self.modules] == self.modes
+            and list(map(Tensor.data_ptr, self.with_state)) == self.addresses
+            and list(map(_REQUIRES_GRAD, self.tensors)) == self.trained
+        )
+
+    def _objects(self) -> list[Any]:
+        return [*chain.from_iterable(map(dict.values, self.tables)), *chain(*self.lists)]
+
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+def _modules(model: nn.Module, loss: Any) -> list[nn.Module]:
+    return [*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
 
 
 class _Graph:
@@ -187,16 +257,26 @@ class _Graph:
             torch.cuda.set_stream(stream)  # torch does not restore it
             _abort_capture(pool, device)
             raise
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        self.gradients = [(p, p.grad) for p in parameters]
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.gradients = [p.grad for p in self.parameters]
 
     def replay(self, batch: tuple[Tensor, ...]) -> Tensor:
         for static, given in zip(self.batch, batch, strict=True):
             static.copy_(given, non_blocking=True)
         self.graph.replay()
-        for parameter, gradient in self.gradients:  # steps with other shapes replaced them
-            parameter.grad = gradient
         return self.loss.clone()  # the next replay overwrites it
+
+    def has_gradients(self) -> bool:
+        """Return whether the parameters' gradients are those that a replay writes."""
+        return all(map(is_, map(_GRAD, self.parameters), self.gradients))
+
+    def set_gradients(self) -> None:
+        """Set the gradients, which eager steps and steps with other shapes replace."""
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+
+
+_GRAD = attrgetter("grad")
 
 
 def _abort_capture(pool: Any, device: torch.device) -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from deepcontrol.workbench.data.sample import VOID
+from deepcontrol.workbench.data.sample import NO_CLASS, VOID
 from deepcontrol.workbench.losses import (
     boundaries,
+    class_cross_entropy,
     class_weights,
     classes_and_contour_loss,
     contour_loss,
@@ -180,3 +181,16 @@ def test_classnet_loss_is_the_sum() -> None:
     )
     loss = classes_and_contour_loss(classes, contour, labels, segments, weights)
     torch.testing.assert_close(loss, expected)
+
+
+def test_class_cross_entropy_ignores_images_without_a_class() -> None:
+    logits = torch.randn(5, 300, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([255, NO_CLASS, 0, 299, NO_CLASS])  # 255 is a class here
+    kept = [i for i in range(5) if labels[i] != NO_CLASS]
+    expected = sum(-math.log(logits[i].softmax(0)[labels[i]].item()) for i in kept) / len(kept)
+    assert class_cross_entropy(logits, labels).item() == pytest.approx(expected)
+    assert gradcheck(lambda a: class_cross_entropy(a, labels), logits)
+    assert class_cross_entropy(logits, torch.full((5,), NO_CLASS)) == 0
+    assert class_cross_entropy(logits.bfloat16(), labels).dtype == torch.float32
+    with pytest.raises(ValueError, match=r"\(5, 300\).*\(4,\)"):
+        class_cross_entropy(logits, labels[:4])

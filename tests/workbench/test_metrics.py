@@ -62,6 +62,19 @@ def test_empty_matrix_and_invalid_inputs() -> None:
     assert not matrix.counts.any()
 
 
+def test_classes_of_images() -> None:
+    matrix = ConfusionMatrix(300, ignored_label=-1)
+    labels = torch.tensor([255, 255, 0, -1, 7])
+    matrix.update(torch.tensor([255, 0, 0, 255, 8]), labels)
+    assert matrix.counts.sum() == 4
+    assert matrix.pixel_error == 0.5
+    errors = matrix.class_error
+    assert [errors[i].item() for i in (255, 0, 7)] == [0.5, 0.0, 1.0]
+    assert errors[1].isnan()
+    with pytest.raises(ValueError, match="from 0 to 299, or -1"):
+        matrix.update(torch.tensor([0]), torch.tensor([300]))
+
+
 def worker(rank: int, folder: str) -> None:
     predicted, labels = predictions()
     share = slice(0, 2) if rank == 0 else slice(2, 7)

@@ -1,5 +1,6 @@
 """The paper's neuron: convolution, AGC (automatic gain control) and activation in one layer."""
 
+import math
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from ..ops import gain_conv, max_pool2x2
 from ..ops.activation import ActivationName, activation_name
 from ..ops.agc import center_bias_act_given_mean
 from ..ops.gain_conv import cast_input, store_map_sums, stored_map_sums
-from ..ops.layout import positions
+from ..ops.layout import accumulate_dtype, positions
 from ..ops.neuron import (
     FusedNeuron,
     FusedNeuronPool,
@@ -20,7 +21,7 @@ from ..ops.neuron import (
     unfused_neuron,
     unfused_neuron_pool,
 )
-from .init import he_normal_, reset_all_but_filters_
+from .init import he_normal_, he_square_norm, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
 
@@ -43,6 +44,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
         groups: int = 1,
         *,
         activation: ActivationName | nn.Module | type[nn.Module] | None = "relu",
+        weight_norm: bool = False,
         bias: bool = True,
         padding_mode: str = "zeros",
         device: torch.device | str | None = None,
@@ -56,6 +58,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
             )
         # Before torch's constructor, which resets the parameters.
         self.activation = activation_name(activation)
+        self.weight_norm = weight_norm
         super().__init__(  # type: ignore[call-arg]
             in_channels,
             out_channels,
@@ -96,6 +99,19 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
         warn_if_single_position(self, positions(y))
         return y if has_batch else y.squeeze(0)
 
+    def filter_gain(self, weight: Tensor) -> Tensor:
+        """Return the factor of each filter: gamma, or with weight_norm gamma * c / |W|.
+
+        c is the norm of a filter with He initialization, so that both forms start alike.
+        """
+        if not self.weight_norm:
+            return self.gain
+        exact = weight.to(accumulate_dtype(weight.dtype))
+        norm = torch.linalg.vector_norm(exact, dim=tuple(range(1, weight.dim())))
+        # A filter of zeros has no direction. The smallest number keeps its factor finite.
+        scale = math.sqrt(he_square_norm(self)) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
+        return (scale * self.gain).to(self.gain.dtype)
+
     def _fused_arguments(self, input: Tensor) -> tuple[Any, ...]:
         # One read of each parameter: a parametrized one (weight norm) is computed at each access.
         x, weight, gain, bias, mean_scale, geometry, activation = self._unfused_arguments(input)
@@ -106,7 +122,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
     def _unfused_arguments(self, input: Tensor) -> tuple[Any, ...]:
         x, padding = padded(self, input)
         geometry = Geometry(self.stride, padding, self.dilation, self.groups)
-        parameters = (self.weight, self.gain, self.bias, self.mean_scale)
+        weight = self.weight
+        parameters = (weight, self.filter_gain(weight), self.bias, self.mean_scale)
         return x, *parameters, geometry, self.activation
 
     def _forward_with_shared_mean(self, input: Tensor, shared: SharedMeans) -> Tensor:
@@ -118,7 +135,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
         """Return conv(x, gamma W)."""
         x, padding = padded(self, input)
         geometry = Geometry(self.stride, padding, self.dilation, self.groups)
-        v = gain_conv(x, self.weight, self.gain, *geometry)
+        weight = self.weight
+        v = gain_conv(x, weight, self.filter_gain(weight), *geometry)
         warn_if_single_position(self, positions(v))
         return v
 
@@ -126,7 +144,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
         return None if self.activation == "none" else "its activation lies between the two"
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, activation={self.activation}"
+        weight_norm = ", weight_norm=True" if self.weight_norm else ""
+        return f"{super().extra_repr()}, activation={self.activation}{weight_norm}"
 
 
 def check_input(conv: _ConvNd, input: Tensor) -> None:

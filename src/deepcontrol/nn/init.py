@@ -184,6 +184,11 @@ class _MeasuredScale:
         return mean
 
 
+def branch_gain(blocks: int) -> float:
+    """Return the initial gain of the last neuron of a residual branch."""
+    return 1 / math.sqrt(blocks)
+
+
 def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
     """Fill a layer's filters from N(0, 2 / fan_in).
 
@@ -195,13 +200,17 @@ def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
         # weight is (in, out / groups, *), and 1 of prod(stride) taps contributes to an output.
         taps = math.prod(weight.shape[2:]) / math.prod(layer.stride)
         fan_in = weight.shape[0] / layer.groups * taps  # type: ignore[assignment]
-    variance = 1.0 if getattr(layer, "activation", "relu") == "none" else 2.0
-    std = math.sqrt(variance / max(fan_in, 1))
+    std = math.sqrt(he_square_norm(layer) / max(fan_in, 1))
     if not is_parametrized(layer, "weight"):
         return nn.init.normal_(weight, 0.0, std, generator=generator)
     return set_filters_(
         layer, nn.init.normal_(torch.empty_like(weight), 0.0, std, generator=generator)
     )
+
+
+def he_square_norm(layer: Any) -> float:
+    """Return the expected squared norm of a filter with He fan-in."""
+    return 1.0 if getattr(layer, "activation", "relu") == "none" else 2.0
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from .bench import Bench, run_bench
-from .data import open_source
+from .data import DataName, open_source
 from .data.inspect import check, contact_sheet
 from .doctor import Doctor, run_doctor
 from .export import Export, run_export
@@ -34,8 +34,10 @@ from .train.faults import FaultError
 class Check:
     """Read a whole dataset and list all its faults.
 
-    Recognizes CamVid (train/, trainannot/, ...) and Cityscapes (leftImg8bit/, gtFine/) and reads
-    all splits. The exit code is 1 if there is a fault.
+    Recognizes CamVid (train/, trainannot/, ...), Cityscapes (leftImg8bit/, gtFine/), CIFAR
+    (data_batch_1.bin, ...), Fashion-MNIST (train-images-idx3-ubyte.gz, ...) and image folders
+    (train/CLASS/, val/CLASS/, or CLASS/), and reads all splits. The exit code is 1 if there is a
+    fault.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -46,16 +48,17 @@ class Check:
 class Sheet:
     """Draw a contact sheet of images and their labels."""
 
-    data: Literal["streets", "camvid", "cityscapes", "cityscapes14"] = "streets"
+    data: DataName = "streets"
     """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
     data_root: Path | None = None
     """Dataset folder. streets needs none."""
     split: Literal["train", "val", "test"] = "train"
-    """Split to draw."""
+    """Split to draw. For CIFAR and Fashion-MNIST, val is the test set."""
     count: int = 24
     """Number of images."""
     size: Size = (128, 256)
-    """Image size. The aspect ratio of the dataset is kept."""
+    """Image size. The aspect ratio of the dataset is kept; classification images are squares of
+    this height."""
     out: Path = Path("out/sheet.png")
     """PNG file to write."""
 
@@ -201,7 +204,8 @@ def run_check(action: Check, console: Console) -> int:
     console.print(f"{folder}: {report.layout}; valid samples: {splits or 'none'}", soft_wrap=True)
     labeled = report.histogram[: len(report.classes)]
     if labeled.sum():
-        table = Table("class", "share of pixels (%)")
+        unit = "pixels" if report.task == "segmentation" else "images"
+        table = Table("class", f"share of {unit} (%)")
         table.columns[1].justify = "right"
         for name, count in zip(report.classes, labeled, strict=True):
             table.add_row(name, f"{100 * count / labeled.sum():.2f}")

@@ -1,13 +1,14 @@
-"""Losses: weighted pixel cross-entropy and the contour loss of ClassNet.
+"""Losses: cross-entropy of images and of pixels, and the contour loss of ClassNet.
 
-Pixels labeled VOID are ignored. Losses are computed in fp32, or in fp64 for fp64 logits.
+Pixels labeled VOID and images labeled NO_CLASS are ignored. Losses are computed in fp32, or in fp64
+for fp64 logits.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .data.sample import VOID
+from .data.sample import NO_CLASS, VOID
 
 CONTOUR_RADIUS = 4  # the contour loss covers pixels up to this distance from a boundary
 
@@ -63,6 +64,28 @@ def pixel_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None =
     # Not reduction="sum": on a GPU it uses one thread block per sample and is not deterministic.
     losses = functional.cross_entropy(logits, target, weights, ignore_index=VOID, reduction="none")
     return losses.sum() / (target != VOID).sum().clamp(min=1)
+
+
+def class_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy over labeled images; 0 without labeled images.
+
+    Args:
+        logits: (N, classes).
+        labels: (N,), class ids or NO_CLASS.
+
+    >>> class_cross_entropy(torch.zeros(3, 2), torch.tensor([0, 1, NO_CLASS]))
+    tensor(0.6931)
+    """
+    if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"shapes do not match: logits of {tuple(logits.shape)} for labels of "
+            f"{tuple(labels.shape)}, expected (N, classes) and (N,)"
+        )
+    target = labels.long()
+    losses = functional.cross_entropy(
+        _upcast(logits), target, ignore_index=NO_CLASS, reduction="none"
+    )
+    return losses.sum() / (target != NO_CLASS).sum().clamp(min=1)
 
 
 def contour_loss(

@@ -1,4 +1,4 @@
-"""Pixel error and IoU from a confusion matrix of integers, exact for any split of the data."""
+"""Error and IoU from a confusion matrix of integers, exact for any split of the data."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,12 @@ from .data.sample import VOID
 
 
 class ConfusionMatrix:
-    """Count pixels by (true class, predicted class), int64 (classes, classes).
+    """Count pixels or images by (true class, predicted class), int64 (classes, classes).
+
+    Args:
+        classes: Number of classes.
+        device: Device of the counts.
+        ignored_label: Label of pixels or images that are not counted.
 
     >>> matrix = ConfusionMatrix(2)
     >>> matrix.update(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 1, 255]))
@@ -16,26 +21,33 @@ class ConfusionMatrix:
     0.3333333333333333
     """
 
-    def __init__(self, classes: int, device: torch.device | str | None = None) -> None:
-        self.classes = classes
+    def __init__(
+        self,
+        classes: int,
+        device: torch.device | str | None = None,
+        ignored_label: int = VOID,
+    ) -> None:
+        self.classes, self.ignored_label = classes, ignored_label
         self.counts = torch.zeros(classes, classes, dtype=torch.int64, device=device)
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
-        """Add predicted classes and labels of the same shape. VOID is ignored."""
+        """Add predicted classes and labels of the same shape. `ignored_label` is not counted."""
         if predicted.shape != labels.shape:
             raise ValueError(
                 f"expected predictions and labels of the same shape, got {tuple(predicted.shape)} "
                 f"and {tuple(labels.shape)}"
             )
-        # Cell 0 counts VOID pixels, the cell after the matrix counts invalid ids.
+        # Cell 0 counts ignored labels, the cell after the matrix counts invalid ids.
         cells = 1 + self.classes**2
         true, guess = labels.long(), predicted.long()
         inside = (true >= 0) & (true < self.classes) & (guess >= 0) & (guess < self.classes)
         pairs = torch.where(inside, 1 + true * self.classes + guess, cells)
-        counts = torch.bincount(torch.where(true == VOID, 0, pairs).flatten(), minlength=cells)
+        pairs = torch.where(true == self.ignored_label, 0, pairs)
+        counts = torch.bincount(pairs.flatten(), minlength=cells)
         if len(counts) > cells:
             raise ValueError(
-                f"labels and predictions must be from 0 to {self.classes - 1}, or {VOID} for void"
+                f"labels and predictions must be from 0 to {self.classes - 1}, or "
+                f"{self.ignored_label} for labels to ignore"
             )
         self.counts += counts[1:].reshape(self.classes, self.classes)
 
@@ -45,9 +57,15 @@ class ConfusionMatrix:
 
     @property
     def pixel_error(self) -> float:
-        """Share of labeled pixels with a wrong class; NaN without labeled pixels."""
+        """Share of labeled pixels or images with a wrong class; NaN without labels."""
         total = self.counts.sum()
         return ((total - self.counts.trace()).double() / total).item()
+
+    @property
+    def class_error(self) -> Tensor:
+        """Share of wrong predictions per true class in fp64; NaN for classes without labels."""
+        counts = self.counts.double()
+        return 1 - counts.diag() / counts.sum(1)
 
     @property
     def class_iou(self) -> Tensor:

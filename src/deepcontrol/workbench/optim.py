@@ -1,13 +1,17 @@
-"""The learning rate rule of the paper, and SGD that can skip an update."""
+"""Learning rates and their schedule, and SGD that can skip an update."""
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 LR_PER_SAMPLE = 0.02
+CLASSIFICATION_LR, CLASSIFICATION_BATCH = 0.1, 128
 HIGHEST_MOMENTUM = 0.999
+
+Schedule = Literal["constant", "cosine"]
 
 
 def learning_rate(batch_size: int) -> float:
@@ -23,9 +27,59 @@ def learning_rate(batch_size: int) -> float:
     return LR_PER_SAMPLE * batch_size
 
 
+def default_lr(task: Literal["segmentation", "classification"], batch_size: int) -> float:
+    """Return the default learning rate of a task, proportional to the batch size.
+
+    Segmentation has the paper's rule. Classification has 0.1 at batch size 128, as in the ResNet
+    paper.
+
+    >>> default_lr("segmentation", 4), default_lr("classification", 64)
+    (0.08, 0.05)
+    """
+    of_paper = learning_rate(batch_size)
+    if task == "segmentation":
+        return of_paper
+    return CLASSIFICATION_LR * batch_size / CLASSIFICATION_BATCH
+
+
+def scheduled_lr(
+    lr: float, step: int, steps: int, warmup_steps: int = 0, schedule: Schedule = "constant"
+) -> float:
+    """Return the learning rate of one step, a function of its arguments alone.
+
+    It rises linearly over the warm-up, lr at its last step. Then it is constant, or falls to 0 at
+    `steps` as half a cosine.
+
+    Args:
+        lr: Highest learning rate.
+        step: Steps done before this one.
+        steps: Steps of the whole run.
+        warmup_steps: Steps of the warm-up.
+        schedule: "constant" or "cosine".
+
+    >>> [round(scheduled_lr(1.0, step, 6, 2, "cosine"), 3) for step in range(7)]
+    [0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+    if step < warmup_steps:
+        return lr * ((step + 1) / warmup_steps)
+    if schedule == "constant":
+        return lr
+    done = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups. A tensor is changed in place, as a graph needs it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
 def sgd(
     parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
-    lr: float,
+    lr: float | Tensor,
     momentum: float,
     sharded: bool = False,
 ) -> torch.optim.SGD:
@@ -37,7 +91,7 @@ def sgd(
 
     Args:
         parameters: Parameters or parameter groups. Weight decay is 0 unless a group sets it.
-        lr: Learning rate.
+        lr: Learning rate. A captured step follows changes of a tensor on its device.
         momentum: From 0 to HIGHEST_MOMENTUM.
         sharded: The parameters are sharded (FSDP).
     """

@@ -187,6 +187,21 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def is_classification(self) -> bool:
+        """Whether the run labels images; otherwise it labels pixels."""
+        return self.derived.get("task") == "classification"
+
+    @property
+    def class_errors(self) -> dict[str, float]:
+        """The error of each class after the last epoch, as far as the run has it."""
+        found = self.metrics[-1].get("val_class_error") if self.metrics else None
+        names = self.derived.get("classes")
+        if not isinstance(found, list) or not isinstance(names, list) or len(names) != len(found):
+            return {}
+        numbers = zip(map(str, names), map(finite_number, found), strict=True)
+        return {name: number for name, number in numbers if number is not None}
+
+    @property
     def epochs_done(self) -> int:
         return max((row["epoch"] for row in self.metrics), default=0)
 

@@ -9,7 +9,7 @@ import torch
 
 from deepcontrol.workbench.data import VOID, Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.data.augment import View, apply_views
-from deepcontrol.workbench.data.batches import PIXEL_MEAN, PIXEL_STD, _prefetch
+from deepcontrol.workbench.data.batches import PIXEL_MEAN, PIXEL_STD, prefetch
 
 EVERYTHING = Augment(scale=(0.7, 1.6), color=0.3)
 
@@ -133,19 +133,19 @@ def test_invalid_settings_raise(cache: Cache, make, message: str) -> None:  # ty
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_prefetch_keeps_the_order_and_raises_errors(workers: int) -> None:
-    assert list(_prefetch(str, range(10), workers)) == [str(i) for i in range(10)]
+def testprefetch_keeps_the_order_and_raises_errors(workers: int) -> None:
+    assert list(prefetch(str, range(10), workers)) == [str(i) for i in range(10)]
 
     def halves(n: int) -> float:
         if n == 4:
             raise OSError("the disk is gone")
         return n / 2
 
-    stream = _prefetch(halves, range(10), workers)
+    stream = prefetch(halves, range(10), workers)
     assert [next(stream) for _ in range(4)] == [0.0, 0.5, 1.0, 1.5]
     with pytest.raises(OSError, match="the disk is gone"):
         next(stream)
-    endless = _prefetch(str, itertools.count(), workers)
+    endless = prefetch(str, itertools.count(), workers)
     assert next(endless) == "0"
     endless.close()  # must not hang
 

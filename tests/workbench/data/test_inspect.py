@@ -68,7 +68,7 @@ def test_split_without_labels_is_an_error(
 
 def test_unknown_layouts(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     assert main(["data", "check", str(tmp_path)]) == 1
-    assert "neither CamVid" in capsys.readouterr().err
+    assert "not a known dataset: expected the folder of CamVid" in capsys.readouterr().err
     assert main(["data", "check", str(tmp_path / "no")]) == 1
     assert "no such folder" in capsys.readouterr().err
     (tmp_path / "leftImg8bit" / "train").mkdir(parents=True)

@@ -9,7 +9,7 @@ from deepcontrol import AGCConv3d
 from deepcontrol.nn import saved_bytes
 from deepcontrol.workbench.models import UNet3d
 
-NORMS = ("agc", "bn", "gn", "in", "none")
+NORMS = ("agc", "bn", "gn", "in", "ln", "ws+gn", "none")
 
 
 def test_counts() -> None:
@@ -76,10 +76,11 @@ def test_agc_saves_as_much_as_no_normalization() -> None:
 
 
 def test_invalid_inputs_raise() -> None:
-    with pytest.raises(ValueError, match=r"'batch'.*agc, bn, gn, in, frn, none"):
+    with pytest.raises(ValueError, match=r"'batch'.*agc, bn, gn, in, ln, frn"):
         UNet3d(1, 3, norm="batch")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'frn' supports only 2 dimensions, got 3"):
-        UNet3d(1, 3, norm="frn")
+    for norm in ("frn", "evonorm-s0"):
+        with pytest.raises(ValueError, match=rf"'{norm}' supports only 2 dimensions, got 3"):
+            UNet3d(1, 3, norm=norm)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="width must be positive, got 0"):
         UNet3d(1, 3, width=0)
     model = UNet3d(1, 3, width=0.125)

@@ -1,6 +1,7 @@
 """`deepcontrol report` on runs: the page is self-contained, escaped, and starts with pictures."""
 
 import base64
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.report.figures import COLORS, DASHES, line_style
+from deepcontrol.workbench.runfolder import read_run
 from tests.workbench.report.conftest import make_run
 
 
@@ -147,3 +149,46 @@ print("clean")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "clean\n", done.stderr
+
+
+def make_classifier(folder: Path, classes: int = 3) -> Path:
+    """A run of a classifier: errors per class, and no IoU."""
+    make_run(folder, model="resnet20")
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    names = [f"<class {i}>" for i in range(classes)]
+    content["derived"] |= {"task": "classification", "classes": names}
+    path.write_text(json.dumps(content))
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        del row["val_mean_iou"]
+        row["val_class_error"] = [None, *(0.5 / i for i in range(1, classes))]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_page_of_a_classifier(tmp_path: Path) -> None:
+    page = report(make_classifier(tmp_path / "a"), out=tmp_path / "o")
+    assert "percentage of wrong images" in page.text
+    assert "mean IoU" not in page.text
+    assert "Wrong predictions are red" in page.text
+    charts = [a["alt"] for tag, a in page.found if tag == "img"]
+    assert "Validation error of each class after the last epoch" in charts
+    errors = read_run(tmp_path / "a").class_errors
+    assert errors == {"<class 1>": 0.5, "<class 2>": 0.25}  # class 0 has no validation images
+
+
+def test_page_of_both_tasks(tmp_path: Path) -> None:
+    runs = make_classifier(tmp_path / "a", classes=100), make_run(tmp_path / "b")
+    page = report(*runs, out=tmp_path / "o")
+    assert "percentage of wrong pixels or images" in page.text
+    assert "mean IoU" in page.text
+
+
+def test_class_errors_that_do_not_fit_the_classes_are_left_out(tmp_path: Path) -> None:
+    run = make_classifier(tmp_path / "a")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 4, "val_class_error": [0.5]}\n')
+    assert read_run(run).class_errors == {}
+    report(run, out=tmp_path / "o")

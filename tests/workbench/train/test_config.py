@@ -11,9 +11,12 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.train.config import (
     ConfigChangedError,
     Train,
+    changed_settings,
     check_unchanged,
+    from_json,
     load_config,
     save_config,
+    to_json,
 )
 
 CONFIG = Train(out=Path("x"), data="camvid", data_root=Path("a b/c"), lr=0.5, size=(32, 96))
@@ -45,6 +48,27 @@ def test_run_older_than_a_flag_keeps_its_behavior(run: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match="no seed"):
         load_config(run)
+
+
+# config.json of version 0.1.0 before classification: all fields of that time.
+OLD = {
+    "out": "x", "model": "segnet", "norm": "agc", "data": "streets", "data_root": None,
+    "size": [256, 512], "width": 1.0, "batch_size": 4, "lr": None, "momentum": 0.9,
+    "clip_grad_norm": None, "epochs": 150, "seed": 0, "init": "he", "fixed_lambda": None,
+    "fixed_gamma": None, "class_weight_scale": 1.0, "device": "auto", "precision": "auto",
+    "engine": "graph", "deterministic": False, "fsdp": False, "train_limit": None,
+    "val_limit": None, "workers": 0, "eval_batch_size": None, "eval_whole": False,
+    "save_epochs": 1, "save_steps": 0, "sample_epochs": [1, 10, 50, 100, 150],
+}  # fmt: skip
+
+
+def test_run_older_than_classification_can_resume() -> None:
+    before, now = from_json(OLD), Train(out=Path("x"))
+    check_unchanged(now, before)
+    check_unchanged(before, now)
+    assert {k: v for k, v in to_json(now).items() if k in OLD} == OLD
+    assert from_json(to_json(now)) == replace(now, size=(256, 512))
+    assert (before.schedule, before.augmentation, before.weight_decay) == ("constant", "flip", 0)
 
 
 def test_out_is_always_the_folder_itself(run: Path) -> None:
@@ -118,3 +142,61 @@ def test_command_with_another_setting_changes_nothing(
 def test_default_learning_rate_follows_the_batch_size() -> None:
     assert Train(out=Path("x"), batch_size=8).learning_rate == pytest.approx(0.16)
     assert Train(out=Path("x"), batch_size=8, lr=0.5).learning_rate == 0.5
+
+
+def classifier(**changes: Any) -> Train:
+    return Train(**{"out": Path("x"), "model": "resnet20", "data": "cifar10", **changes})
+
+
+@pytest.mark.parametrize(
+    ("data", "size", "channels"),
+    [
+        ("cifar10", (32, 32), 3),
+        ("cifar100", (32, 32), 3),
+        ("fashion-mnist", (28, 28), 1),
+        ("imagefolder", (224, 224), 3),
+    ],
+)
+def test_defaults_of_classification(data: str, size: tuple[int, int], channels: int) -> None:
+    config = classifier(data=data, batch_size=64)
+    assert (config.image_size, config.in_channels, config.window) == (size, channels, None)
+    assert config.learning_rate == pytest.approx(0.05)
+    assert config.augmentation == "crop+flip"
+    assert classifier(data=data, size=(48, 48)).image_size == (48, 48)
+    assert set(changed_settings(config)) == {"out", "model", "data", "batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "camvid"}, "resnet20 is for classification, but --data camvid is for segmentat"),
+        ({"model": "segnet"}, "segnet is for segmentation, but --data cifar10 is for classific"),
+        ({"init": "unit"}, "--init unit is for segmentation"),
+        ({"class_weight_scale": 2.0}, "--class-weight-scale is for segmentation"),
+        ({"warmup_epochs": -1.0}, "--warmup-epochs must be at least 0, got -1.0"),
+        ({"warmup_epochs": 3.0, "epochs": 2}, "at most --epochs 2, got 3.0"),
+        ({"weight_decay": float("nan")}, "--weight-decay must be at least 0, got nan"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        classifier(**changes)
+
+
+def test_padded_crops_are_for_classification() -> None:
+    with pytest.raises(ValueError, match=r"--augment crop\+flip is for classification"):
+        Train(out=Path("x"), augment="crop+flip")
+
+
+def test_small_images_are_for_classification() -> None:
+    assert classifier(size=(8, 8)).image_size == (8, 8)
+    with pytest.raises(ValueError, match="--size must be at least 32x32, got 8x8"):
+        Train(out=Path("x"), size=(8, 8))
+
+
+def test_cosine_schedule_fixes_the_epochs() -> None:
+    before = classifier(schedule="cosine", epochs=10)
+    with pytest.raises(ConfigChangedError, match="--epochs 10 -> 20"):
+        check_unchanged(replace(before, epochs=20), before)
+    constant = classifier(epochs=10, warmup_epochs=2)
+    check_unchanged(replace(constant, epochs=20), constant)

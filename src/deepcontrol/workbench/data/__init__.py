@@ -1,32 +1,75 @@
-"""Labeled images: datasets (streets, CamVid, Cityscapes), cache, augmentation, batches."""
+"""Labeled images: datasets, cache, augmentation, batches.
+
+Segmentation: streets, CamVid, Cityscapes. Classification: CIFAR, Fashion-MNIST, image folders.
+"""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from .augment import Augment
 from .batches import Batch, Batches
 from .cache import Cache, prepare
 from .camvid import open_camvid
+from .cifar import open_cifar
 from .cityscapes import open_cityscapes
-from .sample import VOID, DataError, Sample, Size, Source
+from .classification import ClassificationBatches, CropFlip
+from .decoded import DecodedFiles
+from .fashion import open_fashion
+from .files import PairedFiles
+from .imagefolder import ImageFolder, open_imagefolder
+from .palette import distinct_colors
+from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task
 from .streets import open_streets
 
-NAMES = ("streets", "camvid", "cityscapes", "cityscapes14")
+DataName = Literal[
+    "streets", "camvid", "cityscapes", "cityscapes14",
+    "cifar10", "cifar100", "fashion-mnist", "imagefolder",
+]  # fmt: skip
+NAMES: tuple[str, ...] = get_args(DataName)
+# Default height and width of the images for training.
+DEFAULT_SIZES = {
+    **dict.fromkeys(("streets", "camvid", "cityscapes", "cityscapes14"), (256, 512)),
+    "cifar10": (32, 32),
+    "cifar100": (32, 32),
+    "fashion-mnist": (28, 28),
+    "imagefolder": (224, 224),
+}
 
 __all__ = [
+    "DEFAULT_SIZES",
     "NAMES",
+    "NO_CLASS",
     "VOID",
     "Augment",
     "Batch",
     "Batches",
     "Cache",
+    "ClassificationBatches",
+    "CropFlip",
     "DataError",
+    "DataName",
     "Sample",
     "Size",
     "Source",
+    "Task",
+    "channels_of",
+    "data_task",
+    "distinct_colors",
     "open_source",
     "prepare",
 ]
+
+
+def data_task(name: str) -> Task:
+    """Return the task of a dataset: its labels are of pixels or of images."""
+    classified = ("cifar10", "cifar100", "fashion-mnist", "imagefolder")
+    return "classification" if name in classified else "segmentation"
+
+
+def channels_of(name: str) -> int:
+    """Return the channels of a dataset's images."""
+    return 1 if name == "fashion-mnist" else 3
 
 
 def open_source(
@@ -36,7 +79,8 @@ def open_source(
 
     Args:
         name: One of NAMES.
-        split: "train" or "val"; CamVid and Cityscapes also have "test".
+        split: "train" or "val"; CamVid and Cityscapes also have "test". CIFAR and Fashion-MNIST
+            have no validation set: "val" is their test set, on which the literature reports errors.
         root: Dataset folder. Streets needs none.
         limit: Use only the first `limit` samples.
 
@@ -52,10 +96,23 @@ def open_source(
         return open_streets(split, limit)  # generated on demand, so any limit is possible
     if root is None:
         raise ValueError(f"{name} needs the folder of the dataset: set --data-root")
+    files: PairedFiles | DecodedFiles | ImageFolder
     if name == "camvid":
         files = open_camvid(root, split)
-    else:
+    elif name in ("cityscapes", "cityscapes14"):
         files = open_cityscapes(root, split, classes=14 if name == "cityscapes14" else 19)
-    if limit is not None and limit > len(files):
+    elif name in ("cifar10", "cifar100"):
+        files = open_cifar(root, split, classes=10 if name == "cifar10" else 100)
+    elif name == "fashion-mnist":
+        files = open_fashion(root, split)
+    else:
+        files = open_imagefolder(root, split)
+    if limit is None:
+        return files
+    if limit > len(files):
         raise ValueError(f"{files.name} has {len(files)} samples, fewer than the limit {limit}")
-    return files if limit is None else replace(files, pairs=files.pairs[:limit])
+    if isinstance(files, PairedFiles):
+        return replace(files, pairs=files.pairs[:limit])
+    if isinstance(files, DecodedFiles):
+        return replace(files, count=limit)
+    return replace(files, images=files.images[:limit])

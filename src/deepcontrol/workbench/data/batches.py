@@ -23,9 +23,11 @@ PIXEL_MEAN, PIXEL_STD = 127.5, 64.0
 
 
 class Batch(NamedTuple):
-    images: Tensor  # (N, 3, H, W) fp32, channels_last, normalized
-    labels: Tensor  # (N, H, W) uint8
-    segments: Tensor  # (N, H, W) int16 with the bits of the uint16 cache: torch has few uint16 ops
+    images: Tensor  # (N, C, H, W) fp32, channels_last, normalized
+    labels: Tensor  # (N, H, W) uint8; (N,) int64 for classification
+    # (N, H, W) int16 with the bits of the uint16 cache: torch has few uint16 ops; empty for
+    # classification
+    segments: Tensor
 
 
 class Batches:
@@ -51,6 +53,8 @@ class Batches:
             leaves none, it gets the first sample of the batch with all labels VOID.
         world: Number of processes.
     """
+
+    ignored_label = VOID
 
     def __init__(
         self,
@@ -108,15 +112,18 @@ class Batches:
         if self.device.type == "cuda":
             # Threads only copy. The main thread applies the views, so that threads and kernel
             # launches do not compete for the interpreter lock.
-            gathered = _prefetch(
-                self._gather, chosen, 0 if self.on_device else max(1, self.workers)
-            )
+            gathered = prefetch(self._gather, chosen, self.copying_threads)
             for chunk, arrays in zip(chosen, gathered, strict=True):
                 yield self._batch(epoch, chunk, arrays)
         else:
-            yield from _prefetch(
+            yield from prefetch(
                 lambda chunk: self._batch(epoch, chunk, self._gather(chunk)), chosen, self.workers
             )
+
+    @property
+    def copying_threads(self) -> int:
+        """Number of threads that copy samples to a GPU without room for the cache."""
+        return 0 if self.on_device else max(1, self.workers)
 
     def _shard(self, chunk: list[int]) -> list[int]:
         """Return this process's samples of a batch, or the first sample if it has none."""
@@ -152,9 +159,7 @@ def _free_memory(device: torch.device | str) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def _prefetch(
-    make: Callable[[Job], Result], jobs: Iterable[Job], workers: int
-) -> Generator[Result]:
+def prefetch(make: Callable[[Job], Result], jobs: Iterable[Job], workers: int) -> Generator[Result]:
     """Yield make(job) for each job in order, computed ahead of time by `workers` threads."""
     if workers == 0:
         yield from map(make, jobs)

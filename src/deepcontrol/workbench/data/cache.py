@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .sample import Palette, Size, Source
+from .sample import Palette, ReadsAll, Size, Source, Task
 
 FORMAT = 1  # part of the folder name; increase it when the stored content changes
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_ARRAYS = ("images", "labels", "segments")
+# Stored arrays. The segments of classification are zeros.
+_ARRAYS: dict[Task, tuple[str, ...]] = {
+    "segmentation": ("images", "labels", "segments"),
+    "classification": ("images", "labels"),
+}
 
 Progress = Callable[[int, int], None]  # (samples done, samples in total)
 
@@ -37,10 +41,11 @@ class Cache:
     name: str
     classes: tuple[str, ...]
     palette: Palette
-    images: NDArray[np.uint8]  # (N, H, W, 3)
-    labels: NDArray[np.uint8]  # (N, H, W)
-    segments: NDArray[np.uint16]  # (N, H, W)
-    histogram: NDArray[np.int64]  # pixels per class
+    images: NDArray[np.uint8]  # (N, H, W, C)
+    labels: NDArray[np.uint8 | np.int16]  # (N, H, W) uint8; in classification (N,) int16
+    segments: NDArray[np.uint16]  # (N, H, W); in classification (N,) zeros
+    histogram: NDArray[np.int64]  # pixels or images per class
+    task: Task = "segmentation"
 
     def __len__(self) -> int:
         return len(self.images)
@@ -67,6 +72,7 @@ def prepare(
 
     Images are resized to cover `size` and keep their aspect ratio: the 3:4 images of CamVid at
     256x512 are stored at 384x512. Training crops them; evaluation reads them in windows.
+    Classification images have exactly `size`.
 
     Args:
         source: Dataset split.
@@ -80,7 +86,7 @@ def prepare(
     stem = f"{source.name}-{origin}-{len(source)}-{size[0]}x{size[1]}"
     place = folder / f"{stem}-{FORMAT}-{source.fingerprint()}"
     with _locked(folder / f"{stem}.lock"):
-        if not _is_valid(place):
+        if not _is_valid(place, source.task):
             # Remove damaged, outdated and unfinished caches of this source.
             for old in (*folder.glob(f"{stem}-*"), *folder.glob(f".building-{stem}-*")):
                 shutil.rmtree(old)
@@ -96,29 +102,27 @@ def _build(
         raise ValueError(f"{source.name} has no samples to cache")
     temporary.mkdir()
     try:
-        parts: list[NDArray] = list(source.read(0, size))
-        needed = count * sum(part.nbytes for part in parts)
+        whole = source.read_all(size) if isinstance(source, ReadsAll) else None
+        first: Sequence[NDArray] = source.read(0, size)
+        names = _ARRAYS[source.task]
+        parts = dict(zip(names, first, strict=False))
+        needed = count * sum(part.nbytes for part in parts.values())
         with _explain_full_disk(temporary, source, needed):
             arrays = {
                 name: np.lib.format.open_memmap(
                     temporary / f"{name}.npy", "w+", part.dtype, (count, *part.shape)
                 )
-                for name, part in zip(_ARRAYS, parts, strict=True)
+                for name, part in parts.items()
             }
             _reserve_space(temporary)
-        histogram = np.zeros(256, np.int64)
-        pool = ThreadPoolExecutor(os.cpu_count())
-        try:
-            samples = pool.map(lambda i: source.read(i, size), range(count))
-            for i, sample in enumerate(samples):
-                for name, array in zip(_ARRAYS, sample, strict=True):
-                    arrays[name][i] = array
-                histogram += np.bincount(sample.labels.ravel(), minlength=256)
-                if progress:
-                    progress(i + 1, count)
-        finally:
-            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the other samples
-        histogram = histogram[: len(source.classes)]
+        if whole is None:
+            _write_samples(source, size, arrays, progress)
+        else:
+            for name, array in zip(names, whole, strict=True):
+                arrays[name][:] = array
+            if progress:
+                progress(count, count)
+        histogram = _histogram(arrays["labels"], len(source.classes))
         index = {
             "histogram": histogram.tolist(),
             "crc32": {name: _checksum(array) for name, array in arrays.items()}
@@ -133,6 +137,31 @@ def _build(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _write_samples(
+    source: Source, size: Size, arrays: Mapping[str, NDArray], progress: Progress | None
+) -> None:
+    """Read all samples in threads and write them to the arrays."""
+    count = len(source)
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        samples = pool.map(lambda i: source.read(i, size), range(count))
+        for i, sample in enumerate(samples):
+            for array, part in zip(arrays.values(), sample, strict=False):
+                array[i] = part
+            if progress:
+                progress(i + 1, count)
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the other samples
+
+
+def _histogram(labels: NDArray, classes: int) -> NDArray[np.int64]:
+    """Count the pixels or images of each class, without VOID and NO_CLASS."""
+    counts = np.zeros(classes, np.int64)
+    for part in labels if labels.ndim > 1 else (labels,):
+        counts += np.bincount(part[(part >= 0) & (part < classes)], minlength=classes)
+    return counts
 
 
 def _reserve_space(folder: Path) -> None:
@@ -162,10 +191,10 @@ def _explain_full_disk(folder: Path, source: Source, needed: int) -> Iterator[No
         ) from error
 
 
-def _is_valid(place: Path) -> bool:
+def _is_valid(place: Path, task: Task) -> bool:
     try:
         index = json.loads((place / "index.json").read_text())
-        arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+        arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS[task]}
         arrays["histogram"] = np.array(index["histogram"], np.int64)
         return index["crc32"] == {name: _checksum(array) for name, array in arrays.items()}
     except (OSError, EOFError, ValueError, KeyError, TypeError):  # raised by numpy and json
@@ -175,9 +204,19 @@ def _is_valid(place: Path) -> bool:
 def _open(place: Path, source: Source) -> Cache:
     index = json.loads((place / "index.json").read_text())
     # Copy-on-write: torch.from_numpy warns about read-only arrays. Nothing writes to these.
-    images, labels, segments = (np.load(place / f"{name}.npy", mmap_mode="c") for name in _ARRAYS)
-    histogram = np.array(index["histogram"], np.int64)
-    return Cache(source.name, source.classes, source.palette, images, labels, segments, histogram)
+    names = _ARRAYS[source.task]
+    arrays = {name: np.load(place / f"{name}.npy", mmap_mode="c") for name in names}
+    segments = arrays.get("segments", np.zeros(len(source), np.uint16))
+    return Cache(
+        source.name,
+        source.classes,
+        source.palette,
+        arrays["images"],
+        arrays["labels"],
+        segments,
+        np.array(index["histogram"], np.int64),
+        source.task,
+    )
 
 
 def _sync(path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .sample import VOID, DataError, Palette, Sample, Size, covering
+from .sample import VOID, DataError, Palette, Sample, Size, Task, covering
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 # Pillow modes with at most 8 bits per channel. Others lose values in the conversion to RGB.
@@ -44,6 +44,10 @@ class PairedFiles:
 
     def __len__(self) -> int:
         return len(self.pairs)
+
+    @property
+    def task(self) -> Task:
+        return "segmentation"
 
     @property
     def origin(self) -> str:

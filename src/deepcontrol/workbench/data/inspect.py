@@ -9,13 +9,19 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
-from . import camvid, cityscapes
+from . import camvid, cifar, cityscapes, fashion, imagefolder
+from .decoded import DecodedFiles
 from .files import Pair, PairedFiles, native_size
-from .sample import DataError, Palette, Size, Source
+from .imagefolder import ImageFolder
+from .sample import DataError, Palette, Sample, Size, Source, Task
 
 LAYOUTS = {"cityscapes": cityscapes, "camvid": camvid}
+SPLITS = ("train", "val")  # of classification
+CAPTION_HEIGHT = 14  # pixels
+
+Progress = Callable[[int, int], None]  # (samples done, samples in total)
 
 
 @dataclass
@@ -27,9 +33,10 @@ class Report:
     splits: dict[str, int] = field(default_factory=dict)  # valid samples per split
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(256, np.int64))
     faults: list[DataError] = field(default_factory=list)
+    task: Task = "segmentation"  # the histogram counts pixels; in classification, images
 
 
-def check(root: Path, progress: Callable[[int, int], None] | None = None) -> Report:
+def check(root: Path, progress: Progress | None = None) -> Report:
     """Read every image and label of every split and collect the errors.
 
     Raises:
@@ -38,14 +45,30 @@ def check(root: Path, progress: Callable[[int, int], None] | None = None) -> Rep
     if not root.is_dir():
         raise DataError(root, "no such folder")
     recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
-    if not recognized:
-        raise DataError(
-            root,
-            "neither CamVid (train/ and trainannot/) nor Cityscapes (leftImg8bit/ and gtFine/): "
-            "pass the folder that contains these",
+    # Both CamVid and image folders have train/; only image folders have folders in it.
+    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
+        return _check_segmentation(root, recognized[0], progress)
+    if classes := cifar.classes_in(root):
+        return _check_decoded(
+            f"cifar{classes}", lambda split: cifar.open_cifar(root, split, classes), progress
         )
-    layout = LAYOUTS[recognized[0]]
-    splits, report = layout.splits_in(root), Report(recognized[0], layout.CLASSES)
+    if fashion.is_fashion(root):
+        return _check_decoded(
+            "fashion-mnist", lambda split: fashion.open_fashion(root, split), progress
+        )
+    if imagefolder.is_imagefolder(root):
+        return _check_imagefolder(root, progress)
+    raise DataError(
+        root,
+        "not a known dataset: expected the folder of CamVid (train/ and trainannot/), Cityscapes "
+        "(leftImg8bit/ and gtFine/), CIFAR (data_batch_1.bin or .png, train.bin), Fashion-MNIST "
+        "(train-images-idx3-ubyte) or images (train/CLASS/ and val/CLASS/, or CLASS/)",
+    )
+
+
+def _check_segmentation(root: Path, name: str, progress: Progress | None) -> Report:
+    layout = LAYOUTS[name]
+    splits, report = layout.splits_in(root), Report(name, layout.CLASSES)
     found: dict[str, list[Pair]] = {}
     for split in splits:
         found[split], faults = layout.find_pairs(root, split)
@@ -72,6 +95,60 @@ def check(root: Path, progress: Callable[[int, int], None] | None = None) -> Rep
     return report
 
 
+def _check_decoded(
+    name: str, open_split: Callable[[str], DecodedFiles], progress: Progress | None
+) -> Report:
+    """Decode the splits of a dataset of few files. An error concerns a whole split."""
+    report = Report(name, (), task="classification", histogram=np.zeros(0, np.int64))
+    for done, split in enumerate(SPLITS):
+        try:
+            source = open_split(split)
+            labels = source.arrays[1]
+        except DataError as fault:
+            report.faults.append(fault)
+            report.splits[split] = 0
+            continue
+        _count(report, source, split, labels)
+        if progress:
+            progress(done + 1, len(SPLITS))
+    return report
+
+
+def _check_imagefolder(root: Path, progress: Progress | None) -> Report:
+    sources, faults = imagefolder.find_images(root)
+    report = Report("imagefolder", (), faults=faults, task="classification")
+    report.histogram = np.zeros(0, np.int64)
+    done, total = 0, sum(map(len, sources))
+    for split, source in zip(SPLITS, sources, strict=False):
+        labels = []
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for outcome in pool.map(lambda i, s=source: _try(s, i), range(len(source))):
+                if isinstance(outcome, DataError):
+                    report.faults.append(outcome)
+                else:
+                    labels.append(int(outcome.labels))
+                done += 1
+                if progress:
+                    progress(done, total)
+        _count(report, source, split, np.array(labels, np.int16))
+    return report
+
+
+def _try(source: ImageFolder, index: int) -> Sample | DataError:
+    try:
+        return source.read(index, (1, 1))
+    except DataError as fault:
+        return fault
+
+
+def _count(report: Report, source: Source, split: str, labels: NDArray[np.int16]) -> None:
+    """Add the valid samples of a split to a report."""
+    report.classes = source.classes
+    counts = np.bincount(labels, minlength=len(source.classes))
+    report.histogram = counts + (report.histogram if report.histogram.size else 0)
+    report.splits[split] = len(labels)
+
+
 def _read(source: PairedFiles, index: int) -> NDArray[np.int64] | DataError:
     """Return the class histogram of a sample at its native size, or its error."""
     try:
@@ -92,13 +169,25 @@ def _most_common_size(pairs: list[Pair]) -> tuple[int, int]:
 
 
 def contact_sheet(
-    source: Source, count: int, size: Size, columns: int = 3, first: int = 0
+    source: Source, count: int, size: Size, columns: int | None = None, first: int = 0
 ) -> Image.Image:
-    """Draw `count` samples from `first` on, each next to its colored labels."""
+    """Draw `count` samples from `first` on, each with its labels.
+
+    In segmentation, the colored labels are next to the image; 3 columns by default. In
+    classification, the name of the class is below the image, which is a square with the height of
+    `size`; 8 columns by default.
+    """
+    is_segmentation = source.task == "segmentation"
+    columns = columns or (3 if is_segmentation else 8)
     tiles = []
     for index in range(first, min(first + count, len(source))):
-        sample = source.read(index, size)
-        tiles.append(np.hstack([sample.image, colored(sample.labels, source.palette)]))
+        if is_segmentation:
+            sample = source.read(index, size)
+            labels = sample.labels.astype(np.uint8)
+            tiles.append(np.hstack([sample.image, colored(labels, source.palette)]))
+        else:
+            sample = source.read(index, (size[0], size[0]))
+            tiles.append(_captioned(sample.image, source.classes[int(sample.labels)]))
     if not tiles:
         raise ValueError(f"no sample {first} in {source.name}, which has {len(source)} samples")
     height, width, _ = tiles[0].shape
@@ -108,6 +197,17 @@ def contact_sheet(
         top, left = (i // columns) * (height + 2), (i % columns) * (width + 2)
         sheet[top : top + height, left : left + width] = tile
     return Image.fromarray(sheet)
+
+
+def _captioned(image: NDArray[np.uint8], caption: str) -> NDArray[np.uint8]:
+    """Draw a caption below an image (H, W, 1 or 3), cut to its width."""
+    height, width, channels = image.shape
+    tile = np.full((height + CAPTION_HEIGHT, width, 3), 255, np.uint8)
+    tile[:height] = image if channels == 3 else image.repeat(3, 2)
+    drawn = Image.fromarray(tile)
+    text = caption.encode("latin-1", "replace").decode("latin-1")  # the font has no other letters
+    ImageDraw.Draw(drawn).text((1, height + 1), text, (0, 0, 0), ImageFont.load_default_imagefont())
+    return np.asarray(drawn)
 
 
 def colored(labels: NDArray[np.uint8], palette: Palette) -> NDArray[np.uint8]:

@@ -1,26 +1,35 @@
 """The sample format and the interface of a dataset split."""
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 VOID = 255  # label of unlabeled pixels; losses and metrics ignore them
+NO_CLASS = -1  # label of images without a class; losses and metrics ignore them
 
+Task = Literal["segmentation", "classification"]
 Size = tuple[int, int]  # height, width
 Palette = tuple[tuple[int, int, int], ...]
 
 
 class Sample(NamedTuple):
-    """One image with its labels, all of the same height and width."""
+    """One image with its labels.
 
-    image: NDArray[np.uint8]  # (H, W, 3), RGB
-    labels: NDArray[np.uint8]  # (H, W), class ids or VOID
-    segments: NDArray[np.uint16]  # (H, W), instance ids; class ids without instances
+    In segmentation, labels and segments have the height and width of the image. In classification
+    they are arrays without dimensions.
+    """
+
+    image: NDArray[np.uint8]  # (H, W, 3), RGB; classification also (H, W, 1), gray
+    labels: NDArray[np.uint8 | np.int16]  # (H, W) uint8, ids or VOID; () int16, id or NO_CLASS
+    segments: NDArray[np.uint16]  # (H, W), instance ids or else class ids; () zero
 
 
 class Source(Protocol):
     """A split of a dataset, read sample by sample at any size."""
+
+    @property
+    def task(self) -> Task: ...
 
     @property
     def name(self) -> str: ...  # dataset and split, as in "camvid-train"
@@ -43,8 +52,18 @@ class Source(Protocol):
     def read(self, index: int, size: Size) -> Sample:
         """Read a sample, resized to cover `size`.
 
-        All samples of a source get the same size.
+        All samples of a source get the same size. Classification images are also cropped to `size`,
+        at their center.
         """
+        ...
+
+
+@runtime_checkable
+class ReadsAll(Protocol):
+    """A classification `Source` that holds all its samples in memory."""
+
+    def read_all(self, size: Size) -> tuple[NDArray[np.uint8], NDArray[np.int16]] | None:
+        """Return images (N, H, W, C) and labels (N,), or None if `size` needs resizing."""
         ...
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from streets import render
 
 from .cityscapes import CLASSES, PALETTE
-from .sample import Palette, Sample, Size
+from .sample import Palette, Sample, Size, Task
 
 VERSION = 1  # increase it when the golden digests of tests/streets change
 COUNTS = {"train": 1000, "val": 200}
@@ -26,6 +26,10 @@ class Streets:
 
     classes: tuple[str, ...] = CLASSES
     palette: Palette = PALETTE
+
+    @property
+    def task(self) -> Task:
+        return "segmentation"
 
     @property
     def name(self) -> str:

@@ -127,7 +127,7 @@ class RunImages:
         source = open_source(config.data, "train", config.data_root, config.train_limit)
         limit = min(CALIBRATION_IMAGES, len(source))
         source = open_source(config.data, "train", config.data_root, limit)
-        for batch in Batches(prepare(source, config.size), 1).epoch():
+        for batch in Batches(prepare(source, config.image_size), 1).epoch():
             yield from split_windows(batch.images, config.window)
 
     @property
@@ -139,4 +139,4 @@ class RunImages:
         """Return the validation set with batch size 1."""
         config = self._config
         source = open_source(config.data, "val", config.data_root, config.val_limit)
-        return Batches(prepare(source, config.size), 1)
+        return Batches(prepare(source, config.image_size), 1)

@@ -103,11 +103,14 @@ def run_export(command: Export, console: Console) -> int:
     if target.extra is not None:
         require(f"--to {command.to}", target.extra)
     network = load_network(command.run, command.checkpoint, torch.device("cpu"))
-    sizes = sizes_of(network.model, (command.size or config.size) if target.fixed_size else None)
-    if command.int8 and not sizes.accept(config.size):
+    sizes = sizes_of(
+        network.model, (command.size or config.image_size) if target.fixed_size else None
+    )
+    height, width = config.image_size
+    if command.int8 and not sizes.accept((height, width)):
         raise ValueError(
-            f"--int8 needs the image size of the run ({config.size[0]}x{config.size[1]}), but the "
-            f"exported network accepts only {sizes}: export without --int8"
+            f"--int8 needs the image size of the run ({height}x{width}), but the exported "
+            f"network accepts only {sizes}: export without --int8"
         )
     out = command.out or command.run / "export" / f"{_name(command, config)}{target.suffix}"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -135,6 +138,12 @@ def run_export(command: Export, console: Console) -> int:
 
 
 def _check_options(command: Export, config: Train) -> None:
+    if config.task == "classification":
+        raise ValueError(
+            f"deepcontrol export supports segnet and classnet, and {command.run} is a run of "
+            f"{config.model}. Load the network with load_classifier of "
+            "deepcontrol.workbench.predict.classes, and pass it to torch.export or torch.onnx."
+        )
     if command.int8 and command.to != "onnx":
         raise ValueError(f"--int8 needs --to onnx, got --to {command.to}")
     if command.size is not None and not TARGETS[command.to].fixed_size:

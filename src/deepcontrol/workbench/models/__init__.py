@@ -1,9 +1,88 @@
-"""Networks: SegNet and ClassNet of the paper, ResNet-50 and a 3-D U-Net."""
+"""Networks with any norm: for segmentation, classification and volumes."""
 
-from .blocks import NORMS, Norm
+from typing import Literal
+
+from torch import nn
+
+from .blocks import NORMS, Norm, scaled
+from .cifar import CifarResNet
 from .classnet import ClassNet
+from .mlp import MLP
 from .resnet import ResNet50
 from .segnet import SegNet
 from .unet3d import UNet3d
 
-__all__ = ["NORMS", "ClassNet", "Norm", "ResNet50", "SegNet", "UNet3d"]
+_SEGMENTATION = ("segnet", "classnet")
+_CIFAR = {
+    f"{kind}{depth}": (kind, depth) for kind in ("resnet", "plain") for depth in (20, 56, 110)
+}
+MODELS = (*_SEGMENTATION, *_CIFAR, "resnet50", "mlp")
+
+__all__ = [
+    "MLP",
+    "MODELS",
+    "NORMS",
+    "CifarResNet",
+    "ClassNet",
+    "Norm",
+    "ResNet50",
+    "SegNet",
+    "UNet3d",
+    "build",
+    "task_of",
+]
+
+
+def build(
+    name: str,
+    classes: int,
+    norm: Norm,
+    width: float = 1.0,
+    in_channels: int = 3,
+    size: tuple[int, int] = (32, 32),
+) -> nn.Module:
+    """Build a network by name.
+
+    Args:
+        name: One of MODELS. plain20 is resnet20 without its shortcuts, and so on.
+        classes: Number of classes.
+        norm: One of NORMS. mlp supports only agc, bn, ln and none.
+        width: Factor for all inner widths. resnet50 supports only 1.
+        in_channels: Channels of the images. segnet, classnet and resnet50 support only 3.
+        size: Height and width of the images. Only mlp depends on it.
+
+    Raises:
+        ValueError: The name is unknown, or the network does not support a value.
+
+    >>> import torch
+    >>> build("plain20", 100, "bn", in_channels=1)(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 100])
+    """
+    task_of(name)
+    if name in _CIFAR:
+        kind, depth = _CIFAR[name]
+        return CifarResNet(depth, classes, norm, kind == "resnet", in_channels, width)
+    if name == "mlp":
+        hidden = [scaled(512, width)] * 3
+        return MLP(classes, norm, in_channels * size[0] * size[1], hidden)
+    if in_channels != 3:
+        raise ValueError(
+            f"{name} needs images with 3 channels, got {in_channels}: convert them to RGB, or "
+            f"choose one of {', '.join((*_CIFAR, 'mlp'))}"
+        )
+    if name == "resnet50":
+        if width != 1:
+            raise ValueError(f"resnet50 has a fixed width: width must be 1, got {width}")
+        return ResNet50(classes, norm)
+    return (SegNet if name == "segnet" else ClassNet)(classes, width, norm)
+
+
+def task_of(name: str) -> Literal["segmentation", "classification"]:
+    """Return the task of a network.
+
+    >>> task_of("segnet"), task_of("resnet20")
+    ('segmentation', 'classification')
+    """
+    if name not in MODELS:
+        raise ValueError(f"unknown network {name!r}: choose one of {', '.join(MODELS)}")
+    return "segmentation" if name in _SEGMENTATION else "classification"

@@ -4,17 +4,23 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Literal, Protocol, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...nn import AGCConv2d, AGCConv3d
-from ...ops.layout import accumulate_dtype
+from ...nn.init import branch_gain
+from .norms import (
+    EvoNorm2dS0,
+    FilterResponseNorm2d,
+    WeightStandardizedConv2d,
+    WeightStandardizedConv3d,
+)
 
-Norm = Literal["agc", "bn", "gn", "in", "frn", "none"]
+Norm = Literal["agc", "bn", "gn", "in", "ln", "frn", "evonorm-s0", "ws+gn", "none"]
 NORMS: tuple[str, ...] = get_args(Norm)
+OWN_ACTIVATION = ("frn", "evonorm-s0")  # norms with an activation in place of ReLU; only in 2-D
 
 
 class Block(Protocol):
@@ -30,19 +36,25 @@ class Block(Protocol):
     ) -> nn.Module: ...
 
 
-def conv_block(norm: Norm, dims: Literal[2, 3] = 2) -> Block:
+def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
     """Return a factory of blocks with one kind of normalization.
 
     Args:
-        norm: One of NORMS. frn has its own activation, a learned threshold, in place of ReLU.
-        dims: Dimensions of the feature maps, 2 or 3. frn supports only 2.
+        norm: One of NORMS. frn and evonorm-s0 have activations of their own in place of ReLU. ln is
+            over channels and positions: GroupNorm with one group.
+        dims: Dimensions of the feature maps, 2 or 3. frn and evonorm-s0 support only 2.
+        groups: Groups of gn, ws+gn and evonorm-s0; fewer where it does not divide the channels.
     """
     if norm not in NORMS:
         raise ValueError(f"unknown norm {norm!r}: choose one of {', '.join(NORMS)}")
-    if norm == "frn" and dims != 2:
-        raise ValueError(f"norm 'frn' supports only 2 dimensions, got {dims}: choose another norm")
+    if norm in OWN_ACTIVATION and dims != 2:
+        raise ValueError(
+            f"norm {norm!r} supports only 2 dimensions, got {dims}: choose another norm"
+        )
     agc_convolution = {2: AGCConv2d, 3: AGCConv3d}[dims]
-    convolution = {2: nn.Conv2d, 3: nn.Conv3d}[dims]
+    convolution: type[nn.Conv2d] | type[nn.Conv3d] = nn.Conv2d if dims == 2 else nn.Conv3d
+    if norm == "ws+gn":
+        convolution = WeightStandardizedConv2d if dims == 2 else WeightStandardizedConv3d
 
     def block(
         in_channels: int,
@@ -54,14 +66,10 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2) -> Block:
         shape = (in_channels, out_channels, kernel_size, stride, kernel_size // 2)
         if norm == "agc":
             return agc_convolution(*shape, activation=activation)
-        if norm == "frn" and activation == "none":
-            raise ValueError(
-                "norm 'frn' needs activation 'relu', got 'none': its threshold is its activation"
-            )
         layers: list[nn.Module] = [convolution(*shape, bias=norm == "none")]
         if norm != "none":
-            layers.append(_LAYERS[norm, dims](out_channels))
-        if norm != "frn" and activation == "relu":
+            layers.append(_norm_layer(norm, dims, out_channels, groups, activation == "relu"))
+        if norm not in OWN_ACTIVATION and activation == "relu":
             # In-place is safe: convolutions and norms save their inputs, not their outputs.
             layers.append(nn.ReLU(inplace=True))
         return nn.Sequential(*layers)
@@ -69,49 +77,35 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2) -> Block:
     return block
 
 
-class FilterResponseNorm2d(nn.Module):
-    """Filter Response Normalization with its thresholded linear unit (Singh & Krishnan, 2020).
+def _norm_layer(norm: Norm, dims: int, channels: int, groups: int, activation: bool) -> nn.Module:
+    """Return the layer that follows a convolution."""
+    if norm == "bn":
+        return nn.BatchNorm2d(channels) if dims == 2 else nn.BatchNorm3d(channels)
+    if norm == "in":
+        instance_norm = nn.InstanceNorm2d if dims == 2 else nn.InstanceNorm3d
+        return instance_norm(channels, affine=True)
+    if norm == "frn":
+        return FilterResponseNorm2d(channels, activation=activation)
+    if norm == "ln":
+        return nn.GroupNorm(1, channels)
+    groups = math.gcd(channels, groups)
+    if norm == "evonorm-s0":
+        return EvoNorm2dS0(channels, groups, activation=activation)
+    return nn.GroupNorm(groups, channels)  # gn, ws+gn
 
-        y = max(gamma * z / sqrt(mean(z^2) + eps) + beta, tau)
 
-    The mean is over H and W, per sample and channel. The learned threshold tau replaces ReLU.
+def start_branches_(ends: Sequence[nn.Module]) -> None:
+    """Set the gains of AGC layers that end residual branches to 1 / sqrt(len(ends)).
 
-    Paper: https://arxiv.org/abs/1911.09737
+    Each block adds its branch to the signal. With gain 1 the signal's variance doubles in every
+    block; with this gain it grows by a factor below e over all blocks.
+
+    Args:
+        ends: The last layer of every residual branch. Layers other than AGCConv2d are not changed.
     """
-
-    def __init__(self, channels: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-        self.threshold = nn.Parameter(torch.zeros(channels))
-
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.weight)
-        nn.init.zeros_(self.bias)
-        nn.init.zeros_(self.threshold)
-
-    def forward(self, z: Tensor) -> Tensor:
-        power = z.square().mean((2, 3), keepdim=True, dtype=accumulate_dtype(z.dtype))
-        gain = self.weight[:, None, None] * torch.rsqrt(power + self.eps)
-        y = gain * z + self.bias[:, None, None]
-        return torch.maximum(y, self.threshold[:, None, None]).to(z.dtype)
-
-
-def _group_norm(channels: int) -> nn.GroupNorm:
-    """Use 32 groups, or fewer if 32 does not divide the number of channels."""
-    return nn.GroupNorm(math.gcd(channels, 32), channels)
-
-
-_LAYERS: dict[tuple[str, int], Callable[[int], nn.Module]] = {
-    ("bn", 2): nn.BatchNorm2d,
-    ("bn", 3): nn.BatchNorm3d,
-    ("gn", 2): _group_norm,
-    ("gn", 3): _group_norm,
-    ("in", 2): lambda c: nn.InstanceNorm2d(c, affine=True),
-    ("in", 3): lambda c: nn.InstanceNorm3d(c, affine=True),
-    ("frn", 2): FilterResponseNorm2d,
-}
+    for layer in ends:
+        if isinstance(layer, AGCConv2d):
+            nn.init.constant_(layer.gain, branch_gain(len(ends)))
 
 
 def scaled(channels: int, width: float) -> int:

@@ -55,7 +55,7 @@ class ClassNet(nn.Module):
     Args:
         classes: Number of classes.
         width: Factor for the widths of the encoder.
-        norm: agc, bn, gn, in, frn or none.
+        norm: One of NORMS.
 
     >>> outputs = ClassNet(14, width=0.125)(torch.randn(1, 3, 200, 300))
     >>> outputs.classes.shape, outputs.contour.shape

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from ...nn import AGCConv2d, he_init_
-from .blocks import Block, Norm, conv_block
+from ...nn import he_init_
+from .blocks import Block, Norm, conv_block, start_branches_
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width and number of blocks
 EXPANSION = 4  # output width of a block / inner width
@@ -15,7 +15,7 @@ class ResNet50(nn.Module):
     A 7x7 stem and max pooling, 3 + 4 + 6 + 3 bottleneck blocks, global average pooling and a linear
     layer. As in torchvision (v1.5), the 3x3 convolution of a block has its stride.
 
-    Filters have He initialization. With agc, the branches start with gain 0 (`zero_branches_`).
+    Filters have He initialization. With agc, the branches start with gain 1/4 (`start_branches_`).
     Without normalization there is no such gain: the sums grow from block to block, and the initial
     logits are in the hundreds.
 
@@ -27,8 +27,7 @@ class ResNet50(nn.Module):
 
     Args:
         classes: Number of classes.
-        norm: agc, bn, gn, in or none. frn is not supported, because the branches end without an
-            activation.
+        norm: One of NORMS. The branches of frn and evonorm-s0 end without their activation.
 
     >>> import torch
     >>> ResNet50(10)(torch.randn(1, 3, 64, 64)).shape
@@ -48,20 +47,15 @@ class ResNet50(nn.Module):
                 channels = EXPANSION * width
         self.classify = nn.Linear(channels, classes)
         he_init_(self)
-        self.zero_branches_()
+        self.start_branches_()
 
-    def zero_branches_(self) -> None:
-        """Set the last gain of each AGC branch to 0: blocks start as their shortcut.
+    def start_branches_(self) -> None:
+        """Set the last gain of each AGC branch to 1 / sqrt(number of blocks).
 
-        Call it again after he_init_, which sets all gains to 1. It corresponds to the
-        zero-initialized last gamma of BatchNorm (Goyal et al., 2017). With gain 1, a network of a
-        quarter of the width diverged at learning rate 0.1; with gain 0 it learned (dev/LOG.md).
+        Call it again after he_init_, which sets all gains to 1. With gain 1, a network of a quarter
+        of the width diverged at learning rate 0.1 (dev/LOG.md). Other norms are not changed.
         """
-        for block in self.stages:
-            assert isinstance(block, Bottleneck)
-            last = block.branch[-1]
-            if isinstance(last, AGCConv2d):
-                nn.init.zeros_(last.gain)
+        start_branches_([b.branch[-1] for b in self.stages if isinstance(b, Bottleneck)])
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or x.shape[1] != 3:

@@ -41,7 +41,7 @@ class SegNet(nn.Module):
     Args:
         classes: Number of classes.
         width: Factor for all inner widths.
-        norm: agc, bn, gn, in, frn or none.
+        norm: One of NORMS.
 
     >>> import torch
     >>> SegNet(19, width=0.125)(torch.randn(1, 3, 64, 64)).shape

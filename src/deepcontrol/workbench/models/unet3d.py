@@ -30,7 +30,7 @@ class UNet3d(nn.Module):
         in_channels: Channels of the volumes.
         classes: Number of classes.
         width: Factor for all inner widths.
-        norm: agc, bn, gn, in or none.
+        norm: One of NORMS except frn and evonorm-s0.
 
     >>> UNet3d(1, 3, width=0.125)(torch.randn(1, 1, 16, 32, 32)).shape
     torch.Size([1, 3, 16, 32, 32])

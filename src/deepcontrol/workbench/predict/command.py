@@ -22,6 +22,7 @@ from ..train.checkpoint import find, load, load_weights
 from ..train.config import load_config
 from ..train.distributed import choose_device
 from ..train.faults import is_out_of_memory
+from .classes import classify, load_classifier
 from .images import ImageFile, Job, find_jobs, write_outputs
 from .tiling import (
     Tile,
@@ -36,7 +37,7 @@ from .tiling import (
 )
 
 # Norms with statistics of the input that tiles cannot share.
-PER_TILE_NORMS = ("gn", "in", "frn")
+PER_TILE_NORMS = ("gn", "in", "ln", "frn", "evonorm-s0", "ws+gn")
 # Norms with statistics of the input in evaluation too. The outputs depend on the crop.
 CROP_DEPENDENT_NORMS = ("agc", *PER_TILE_NORMS)
 
@@ -45,17 +46,21 @@ CROP_DEPENDENT_NORMS = ("agc", *PER_TILE_NORMS)
 class Predict:
     """Label images with the network of a run.
 
-    Writes two PNG files per image: NAME-labels.png with one class id per byte, and
+    Segmentation writes two PNG files per image: NAME-labels.png with one class id per byte, and
     NAME-overlay.png with the image under the class colors. Images are not resized, so their scale
     should match the training images. Images that fail are reported, and the exit code is 1.
+
+    Classification prints the most likely class of each image and writes predictions.csv with the
+    probabilities of all classes. Images are resized to the training size and cropped. The rest of
+    this text is about segmentation.
 
     An image that needs more than half of the free memory is split into tiles. Tiles overlap by the
     receptive field and share one mean per AGC layer, so that the labels equal those of the whole
     image. This takes one pass over all tiles per AGC layer. Networks with bn or without norm need
-    a single pass. The statistics of gn, in and frn cannot be shared, so tiles show seams.
+    a single pass. The statistics of other norms cannot be shared, so tiles show seams.
 
-    A network with agc, gn, in or frn that was trained on crops uses overlapping windows of the crop
-    size, and their probabilities are blended. --tile selects tiles instead.
+    A network with agc or one of these other norms that was trained on crops uses overlapping
+    windows of the crop size, and their probabilities are blended. --tile selects tiles instead.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -119,7 +124,7 @@ def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
         load_weights(model, load(folder).model)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / 'config.json'}: invalid classes and colors: {error}") from error
-    trained_on_crops = derived.get("image_size", list(config.size)) != list(config.size)
+    trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)
     needs_window = trained_on_crops and config.norm in CROP_DEPENDENT_NORMS
     window = config.window if needs_window else None
     return Network(model.eval().to(device), classes, palette, config.norm, window)
@@ -144,8 +149,14 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
         command.out is None and out.is_symlink()
     ):  # a downloaded run folder must not redirect the output
         raise ValueError(f"{out} is a symbolic link: pass its target with --out to write there")
+    device = choose_device(command.device)
+    if load_config(command.run)[0].task == "classification":
+        if command.tile is not None:
+            raise ValueError("--tile is for segmentation: this run classifies whole images")
+        classifier = load_classifier(command.run, command.checkpoint, device)
+        return classify(classifier, command.images, out, console, errors)
     jobs = find_jobs(command.images, out)
-    network = load_network(command.run, command.checkpoint, choose_device(command.device))
+    network = load_network(command.run, command.checkpoint, device)
     if command.tile is not None:
         network = replace(network, window=None)
     failed = 0

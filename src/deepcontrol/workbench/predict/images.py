@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,14 +54,24 @@ def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
                 raise ValueError(
                     f"{path} lies in the output folder {out}: choose another folder with --out"
                 )
-            found = [p for p in sorted(path.rglob("*")) if _is_image(p, out)]
-            if not found:
-                raise ValueError(f"{path}: no images ({', '.join(SUFFIXES)}) in this folder")
+            found = images_in(path, out)
             jobs += [Job(p, out / p.relative_to(path).with_suffix("")) for p in found]
         else:
             jobs.append(Job(path, out / path.stem))
     _check_collisions(jobs)
     return jobs
+
+
+def images_in(folder: Path, out: Path) -> list[Path]:
+    """List the images of a folder and its subfolders by name, without those below `out`.
+
+    Raises:
+        ValueError: There are none.
+    """
+    found = [p for p in sorted(folder.rglob("*")) if _is_image(p, out)]
+    if not found:
+        raise ValueError(f"{folder}: no images ({', '.join(SUFFIXES)}) in this folder")
+    return found
 
 
 def _is_image(path: Path, out: Path) -> bool:
@@ -105,10 +116,12 @@ class ImageFile:
     def size(self) -> Size:
         return self._image.height, self._image.width
 
-    def read(self, rows: Span, columns: Span) -> NDArray[np.uint8]:
-        """Read a region as RGB (H, W, 3)."""
+    def read(
+        self, rows: Span, columns: Span, mode: Literal["RGB", "L"] = "RGB"
+    ) -> NDArray[np.uint8]:
+        """Read a region as RGB (H, W, 3), or as gray values (H, W, 1)."""
         region = self._image.crop((columns[0], rows[0], columns[1], rows[1]))
-        return np.array(region.convert("RGB"))
+        return np.atleast_3d(np.array(region.convert(mode)))
 
 
 @contextlib.contextmanager

@@ -17,11 +17,13 @@ from . import text
 from .figures import (
     Ranges,
     data_uri,
+    draw_class_errors,
     draw_error,
     draw_figure,
     draw_final_errors,
     draw_loss,
     draw_one,
+    labeled_things,
     line_style,
     own_ranges,
     paired_ranges,
@@ -85,6 +87,7 @@ class Section:
     depth: str | None
     multiples: str | None
     others: str | None
+    class_errors: str | None
     samples: list[tuple[int, str]]
     notes: list[str]
 
@@ -101,6 +104,8 @@ def write_page(runs: Sequence[Run], refused: Sequence[str], folder: Path) -> Pat
         summaries=summarize(runs),
         sections=sections(runs),
         summary=runs_summary(runs),
+        labeled=labeled_things(runs),
+        has_iou=not all(run.is_classification for run in runs),
         error=data_uri(draw_error(runs)),
         loss=data_uri(draw_loss(runs)),
     )
@@ -133,6 +138,7 @@ def section(run: Run, index: int, scales: dict[str, Scale]) -> Section:
         depth=depth,
         multiples=multiples,
         others=draw_others(run, scales),
+        class_errors=data_uri(draw_class_errors(errors)) if (errors := run.class_errors) else None,
         samples=samples,
         notes=[*run.notes, *missing],
     )

@@ -4,7 +4,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +22,13 @@ from ..runfolder import (
     read_run,
 )
 from ..studyfolder import FINISHED, RUNS, State
-from ..train.config import ConfigChangedError, Train, differences, load_config
+from ..train.config import (
+    ConfigChangedError,
+    Train,
+    changed_settings,
+    differences,
+    load_config,
+)
 from ..train.interrupts import Interrupts
 from .arms import Arm
 from .claims import Claim
@@ -90,12 +96,9 @@ def refuse_changed(jobs: list[Job]) -> None:
 def train_command(config: Train) -> list[str]:
     """Return the `deepcontrol train` command of a run, without default options."""
     words = ["deepcontrol", "train"]
-    for f in fields(Train):
-        value = getattr(config, f.name)
-        if value == f.default and f.name != "out":
-            continue
-        words.append(f"--{f.name.replace('_', '-')}")
-        if f.name == "size":
+    for name, value in changed_settings(config).items():
+        words.append(f"--{name.replace('_', '-')}")
+        if name == "size":
             words.append("x".join(map(str, value)))
         elif isinstance(value, tuple):
             words += map(str, value)

@@ -8,12 +8,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...nn import AGCConv2d, he_init_, identity_init_
+from ...nn import AGCConv2d, AGCLinear, he_init_, identity_init_
 from ...nn.init import scale_to_unit_
-from ..data import Augment, Batch, Batches, Cache, Source, open_source, prepare
+from ..data import (
+    NO_CLASS,
+    VOID,
+    Augment,
+    Batch,
+    Batches,
+    Cache,
+    ClassificationBatches,
+    CropFlip,
+    Source,
+    open_source,
+    prepare,
+)
 from ..data.batches import normalized
-from ..losses import class_weights, classes_and_contour_loss, contour_loss, pixel_cross_entropy
-from ..models import ClassNet, SegNet
+from ..losses import (
+    class_cross_entropy,
+    class_weights,
+    classes_and_contour_loss,
+    contour_loss,
+    pixel_cross_entropy,
+)
+from ..models import build, task_of
 from .config import ConfigChangedError, Train
 from .distributed import Group
 
@@ -26,8 +44,14 @@ Loss = Callable[..., Tensor]  # loss(outputs, *targets)
 
 def build_network(config: Train, num_classes: int) -> nn.Module:
     """Return the network with torch's default initialization."""
-    network = {"segnet": SegNet, "classnet": ClassNet}[config.model]
-    return network(num_classes, config.width, config.norm)
+    return build(
+        config.model,
+        num_classes,
+        config.norm,
+        config.width,
+        in_channels=config.in_channels,
+        size=config.image_size,
+    )
 
 
 def build_model(config: Train, num_classes: int) -> nn.Module:
@@ -35,13 +59,27 @@ def build_model(config: Train, num_classes: int) -> nn.Module:
     init = {"he": he_init_, "identity": identity_init_, "unit": he_init_}[config.init]
     model = build_network(config, num_classes)
     init(model, torch.Generator().manual_seed(config.seed))
-    fixed = {"mean_scale": config.fixed_lambda, "gain": config.fixed_gamma}
+    if hasattr(model, "start_branches_"):
+        model.start_branches_()  # type: ignore[operator]
     for neuron in model.modules():
-        if isinstance(neuron, AGCConv2d):
-            for name, value in fixed.items():
-                if value is not None:
-                    nn.init.constant_(neuron.get_parameter(name), value).requires_grad_(False)
+        if isinstance(neuron, (AGCConv2d, AGCLinear)):
+            fix_parameters_(neuron, config)
     return model
+
+
+@torch.no_grad()
+def fix_parameters_(neuron: AGCConv2d | AGCLinear, config: Train) -> None:
+    """Fix lambda and gamma of a neuron as the configuration says.
+
+    The last gain of a residual branch starts below 1, which keeps the signal bounded. It is fixed
+    at a multiple of that value.
+    """
+    if config.fixed_lambda is not None:
+        neuron.mean_scale.fill_(config.fixed_lambda)
+        neuron.mean_scale.requires_grad_(False)
+    if config.fixed_gamma is not None:
+        neuron.gain.mul_(config.fixed_gamma)
+        neuron.gain.requires_grad_(False)
 
 
 def scale_to_images_(model: nn.Module, config: Train, cache: Cache) -> None:
@@ -59,20 +97,25 @@ def scale_to_images_(model: nn.Module, config: Train, cache: Cache) -> None:
 
 
 class Objective:
-    """The loss of a network, with class weights: loss(outputs, *targets(batch)).
+    """The loss of a network: loss(outputs, *targets(batch)).
 
     In distributed training `loss` takes `Group.loss_scales` after the targets. It then returns
     this process's part of the loss over the whole batch.
 
     Args:
         model: Name of the network. classnet adds the contour loss.
-        weights: One weight per class.
+        weights: One weight per class, for segmentation.
     """
 
-    def __init__(self, model: str, weights: Tensor) -> None:
+    def __init__(self, model: str, weights: Tensor | None = None) -> None:
         self.weights = weights
+        self.ignored_label = VOID if task_of(model) == "segmentation" else NO_CLASS
         self._has_contours = model == "classnet"
-        self.loss: Loss = self._classnet_loss if self._has_contours else self._segnet_loss
+        self.loss: Loss = self._segnet_loss
+        if self._has_contours:
+            self.loss = self._classnet_loss
+        elif task_of(model) == "classification":
+            self.loss = self._classification_loss
 
     def targets(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the tensors that the loss needs. A captured step copies them all."""
@@ -80,6 +123,12 @@ class Objective:
 
     def _segnet_loss(self, logits: Tensor, labels: Tensor, scales: Tensor | None = None) -> Tensor:
         loss = pixel_cross_entropy(logits, labels, self.weights)
+        return loss if scales is None else scales[0].to(loss.dtype) * loss
+
+    def _classification_loss(
+        self, logits: Tensor, labels: Tensor, scales: Tensor | None = None
+    ) -> Tensor:
+        loss = class_cross_entropy(logits, labels)
         return loss if scales is None else scales[0].to(loss.dtype) * loss
 
     def _classnet_loss(
@@ -94,13 +143,18 @@ class Objective:
 
 
 def build_objective(config: Train, cache: Cache, device: torch.device) -> Objective:
-    """Return the loss with ENet's class weights, computed from the training labels."""
+    """Return the loss of the run.
+
+    Segmentation has ENet's class weights, computed from the training labels.
+    """
+    if config.task == "classification":
+        return Objective(config.model)
     weights = config.class_weight_scale * class_weights(torch.from_numpy(cache.histogram))
     return Objective(config.model, weights.to(device))
 
 
 def class_logits(outputs: Any) -> Tensor:
-    """Return the class logits (N, classes, H, W) from the outputs of any network."""
+    """Return the class logits (N, classes, *) from the outputs of any network."""
     return outputs if isinstance(outputs, Tensor) else outputs.classes
 
 
@@ -144,24 +198,58 @@ def build_data(
     caches = [
         prepare(
             source,
-            config.size,
+            config.image_size,
             folder,
             lambda done, total, name=source.name: progress(name, done, total),  # type: ignore[misc]
         )
         for source in sources
     ]
     place = {"device": group.device, "rank": group.rank, "world": group.world_size}
-    train = Batches(
-        caches[0],
-        config.batch_size,
-        size=config.size,
-        augment=Augment(),
-        seed=config.seed,
-        workers=config.workers,
-        **place,  # type: ignore[arg-type]
-    )
-    val = Batches(caches[1], config.val_batch_size, workers=config.workers, **place)  # type: ignore[arg-type]
+    if config.task == "classification":
+        train: Batches = ClassificationBatches(
+            caches[0],
+            config.batch_size,
+            crop_flip=build_augmentation(config),
+            seed=config.seed,
+            workers=config.workers,
+            **place,  # type: ignore[arg-type]
+        )
+    else:
+        train = Batches(
+            caches[0],
+            config.batch_size,
+            size=config.image_size,
+            augment=Augment(flip=config.augmentation == "flip"),
+            seed=config.seed,
+            workers=config.workers,
+            **place,  # type: ignore[arg-type]
+        )
+    val = evaluation_batches(config, caches[1], config.val_batch_size, config.workers, **place)
     return Data(train, val)
+
+
+def build_augmentation(config: Train) -> CropFlip:
+    """Return the augmentation of a classification run."""
+    if config.augmentation == "crop+flip":
+        return CropFlip.of_size(config.image_size)
+    return CropFlip(flip=config.augmentation == "flip")
+
+
+def evaluation_batches(
+    config: Train, cache: Cache, batch_size: int, workers: int = 0, **place: Any
+) -> Batches:
+    """Return batches without augmentation, in order.
+
+    Args:
+        config: Configuration of the run.
+        cache: The images.
+        batch_size: Images per batch.
+        workers: Threads that prepare batches.
+        place: device, rank and world.
+    """
+    if config.task == "classification":
+        return ClassificationBatches(cache, batch_size, workers=workers, **place)
+    return Batches(cache, batch_size, workers=workers, **place)
 
 
 Fingerprints = dict[str, str]  # by split

@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...nn import saved_bytes
-from ..data import Batches, open_source, prepare
+from ..data import open_source, prepare
 from ..runfolder import CONFIG
-from .build import build_model, build_network, open_sources
+from .build import build_model, build_network, evaluation_batches, open_sources
 from .checkpoint import find, load, load_weights
 from .config import Train, check_unchanged, load_config
 from .distributed import choose_autocast, choose_device, exit_if_distributed
@@ -34,7 +34,10 @@ class TrainCommand(Train):
 
 @dataclass(frozen=True)
 class Eval:
-    """Evaluate a checkpoint on the validation images: pixel error and IoU per class."""
+    """Evaluate a checkpoint on the validation images.
+
+    Prints the error, and per class the IoU (segmentation) or the error (classification).
+    """
 
     run: tyro.conf.Positional[Path]
     """Run folder."""
@@ -99,7 +102,8 @@ def plan(config: Train) -> Plan:
     state = parameters * 4 * (3 if config.momentum else 2) / (processes if config.fsdp else 1)
     dtype = choose_autocast(config.precision, device) or torch.float32
     images = -(-config.batch_size // processes)
-    inputs = torch.empty(images, 3, *config.size, device="meta", dtype=dtype)
+    shape = (images, config.in_channels, *config.image_size)
+    inputs = torch.empty(shape, device="meta", dtype=dtype)
     steps = -(-len(sources.train) // config.batch_size)
     return Plan(
         parameters=parameters,
@@ -120,9 +124,10 @@ def _print_plan(config: Train, plan: Plan, console: Console) -> None:
         "model": f"{config.model}, norm {config.norm}, width {config.width:g}",
         "parameters": f"{plan.parameters:,}",
         "data": f"{config.data}: {plan.train_images} training images, {plan.val_images} validation "
-        f"images, {config.size[0]}x{config.size[1]}, {plan.classes} classes",
+        f"images, {config.image_size[0]}x{config.image_size[1]}, {plan.classes} classes",
         "batch size": f"{config.batch_size}",
-        "optimizer": f"SGD, lr {config.learning_rate:g}, momentum {config.momentum:g}",
+        "optimizer": f"SGD, lr {config.learning_rate:g}{_schedule_text(config)}, "
+        f"momentum {config.momentum:g}",
         "steps": f"{plan.steps_per_epoch} per epoch, {plan.steps:,} in {config.epochs} epochs",
         "memory": f"about {plan.memory_mib:,.0f} MiB: {plan.state_mib:,.0f} for parameters, "
         f"gradients and momentum, {plan.activations_mib:,.0f} for activations",
@@ -135,6 +140,14 @@ def _print_plan(config: Train, plan: Plan, console: Console) -> None:
     if not console.is_terminal:
         console.width = 200  # do not wrap lines in a log
     console.print(table)
+
+
+def _schedule_text(config: Train) -> str:
+    """Return what follows the learning rate: " (cosine, 5 epochs of warm-up)"."""
+    parts = ["cosine"] if config.schedule == "cosine" else []
+    if config.warmup_epochs:
+        parts.append(f"{config.warmup_epochs:g} epochs of warm-up")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 # eval
@@ -155,17 +168,22 @@ def run_eval(command: Eval, console: Console) -> int:
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     batch_size = config.val_batch_size if command.batch_size is None else command.batch_size
-    batches = Batches(prepare(source, config.size), batch_size, device=device)
+    cache = prepare(source, config.image_size)
+    batches = evaluation_batches(config, cache, batch_size, device=device)
     autocast = choose_autocast(config.precision, device)
     matrix = evaluate(model, batches, autocast, window=config.window)
-    table = Table("class", "IoU %")
+    heading, values = "IoU %", matrix.class_iou
+    result = f"pixel error {matrix.pixel_error:.2%}, mean IoU {matrix.mean_iou:.3f}"
+    if config.task == "classification":
+        heading, values = "error %", matrix.class_error
+        result = f"error {matrix.pixel_error:.2%}"
+    table = Table("class", heading)
     table.columns[1].justify = "right"
-    for name, iou in zip(source.classes, matrix.class_iou.tolist(), strict=True):
-        table.add_row(name, "-" if iou != iou else f"{100 * iou:.2f}")
+    for name, value in zip(source.classes, values.tolist(), strict=True):
+        table.add_row(escape(name), "-" if value != value else f"{100 * value:.2f}")
     console.print(table)
     console.print(
-        f"{escape(str(command.run / command.checkpoint))} on {len(source)} images: "
-        f"pixel error {matrix.pixel_error:.2%}, mean IoU {matrix.mean_iou:.3f}",
+        f"{escape(str(command.run / command.checkpoint))} on {len(source)} images: {result}",
         highlight=False,
         soft_wrap=True,
     )

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...step import Engine
-from ..models import Norm
-from ..optim import HIGHEST_MOMENTUM, learning_rate
+from ..data import DEFAULT_SIZES, DataName, Task, channels_of, data_task
+from ..models import Norm, task_of
+from ..optim import HIGHEST_MOMENTUM, Schedule, default_lr
 from ..runfolder import CONFIG, read_config, write_atomic
 from ..sizes import Size
 
@@ -19,12 +20,25 @@ FORMAT = 1  # format version of config.json
 MAX_INT = 2**63 - 1  # the largest seed that torch.Generator accepts
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
 
+Model = Literal[
+    "segnet", "classnet", "resnet20", "resnet56", "resnet110", "plain20", "plain56", "plain110",
+    "resnet50", "mlp",
+]  # fmt: skip
+Augmentation = Literal["none", "flip", "crop+flip"]
+
 # Fields that may change when a run is resumed, because no result depends on them. A run with more
-# epochs is the same run for longer, since the learning rate is constant. The dataset may have
-# moved: a run identifies it by its content.
+# epochs is the same run for longer if its learning rate is constant; a cosine schedule fixes them.
+# The dataset may have moved: a run identifies it by its content.
 CHANGEABLE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
 # Fields that are newer than format 1, with the values that older runs were trained with.
-ADDED_LATER = {"clip_grad_norm": None, "eval_whole": True}
+ADDED_LATER = {
+    "clip_grad_norm": None,
+    "eval_whole": True,
+    "schedule": "constant",
+    "warmup_epochs": 0.0,
+    "weight_decay": 0.0,
+    "augment": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,22 +59,35 @@ class Train:
 
     out: Path
     """Run folder. An existing run is resumed."""
-    model: Literal["segnet", "classnet"] = "segnet"
-    """Network. classnet also predicts contours, from the dataset's instance labels."""
+    model: Model = "segnet"
+    """Network. segnet and classnet label pixels, all others classify images. classnet also predicts
+    contours, from the dataset's instance labels. plain20 is resnet20 without shortcuts."""
     norm: Norm = "agc"
-    """agc (automatic gain control), or Batch-, Group-, Instance-, FilterResponseNorm, or none."""
-    data: Literal["streets", "camvid", "cityscapes", "cityscapes14"] = "streets"
-    """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
+    """agc (automatic gain control), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln
+    (LayerNorm), frn (Filter Response Normalization), evonorm-s0, ws+gn (weight standardization and
+    GroupNorm), or none."""
+    data: DataName = "streets"
+    """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes. The last four are for
+    classification; imagefolder is a folder with one subfolder of images per class."""
     data_root: Path | None = None
     """Dataset folder. Not needed for streets."""
-    size: Size = (256, 512)
-    """Training size. Larger images are cropped; evaluation uses windows of this size."""
+    size: Size | None = None
+    """Training size. Larger images are cropped; evaluation of segmentation uses windows of this
+    size. None: 256x512 for segmentation, 32x32 for CIFAR, 28x28 for Fashion-MNIST, 224x224 for
+    imagefolder."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
     """Images per step, over all processes."""
     lr: float | None = None
-    """Learning rate, constant over the run. None: 0.02 x batch size."""
+    """Learning rate. None: 0.02 x batch size for segmentation, 0.1 x batch size / 128 for
+    classification."""
+    schedule: Schedule = "constant"
+    """constant, or cosine: the learning rate falls to 0 over all epochs, which are then fixed."""
+    warmup_epochs: float = 0.0
+    """Epochs in which the learning rate rises linearly from 0. May be a fraction."""
+    weight_decay: float = 0.0
+    """Weight decay of the filters. Norms, AGC parameters and biases have none."""
     momentum: float = 0.9
     """Momentum of SGD, at most 0.999."""
     clip_grad_norm: float | None = None
@@ -74,9 +101,14 @@ class Train:
     fixed_lambda: float | None = None
     """Fix AGC's lambda (share of the mean that is subtracted) instead of learning it."""
     fixed_gamma: float | None = None
-    """Fix AGC's gamma (gain) instead of learning it."""
+    """Fix AGC's gamma (gain) instead of learning it. The last gain of a residual branch is fixed at
+    this multiple of its initial value."""
     class_weight_scale: float = 1.0
-    """Mean of the class weights in the loss."""
+    """Mean of the class weights in the loss. Classification has no class weights."""
+    augment: Augmentation | None = None
+    """Random augmentation. crop+flip is for classification: images are padded by an eighth of
+    their side (4 pixels for CIFAR), cropped and flipped. None: flip for segmentation, crop+flip for
+    classification."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device. auto uses a GPU if there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -116,11 +148,24 @@ class Train:
                 raise ValueError(f"--{_flag(name)} must be at least {least}, got {value}")
             if value > MAX_INT:
                 raise ValueError(f"--{_flag(name)} must be at most {MAX_INT}, got {value}")
-        if min(self.size) < MIN_SIDE:
-            size = "x".join(map(str, self.size))
-            raise ValueError(f"--size must be at least {MIN_SIDE}x{MIN_SIDE}, got {size}")
+        if task_of(self.model) != data_task(self.data):
+            raise ValueError(
+                f"--model {self.model} is for {task_of(self.model)}, but --data {self.data} is for "
+                f"{data_task(self.data)}: choose another network or other data"
+            )
+        if self.task == "segmentation":
+            self._check_segmentation()
+        else:
+            self._check_classification()
         if not 0 < self.width <= 16:
             raise ValueError(f"--width must be above 0 and at most 16, got {self.width}")
+        for name in ("warmup_epochs", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"--{_flag(name)} must be at least 0, got {getattr(self, name)}")
+        if self.warmup_epochs > self.epochs:
+            raise ValueError(
+                f"--warmup-epochs must be at most --epochs {self.epochs}, got {self.warmup_epochs}"
+            )
         for name in ("lr", "clip_grad_norm", "class_weight_scale"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -140,15 +185,55 @@ class Train:
                 f"--momentum must be from 0 to {HIGHEST_MOMENTUM}, got {self.momentum}"
             )
 
+    def _check_segmentation(self) -> None:
+        if min(self.image_size) < MIN_SIDE:
+            size = _format(self.image_size)
+            raise ValueError(f"--size must be at least {MIN_SIDE}x{MIN_SIDE}, got {size}")
+        if self.augment == "crop+flip":
+            raise ValueError(
+                "--augment crop+flip is for classification: segmentation always crops images that "
+                "are larger than --size; use flip"
+            )
+
+    def _check_classification(self) -> None:
+        if self.init == "unit":
+            raise ValueError(f"--init unit is for segmentation, not for --model {self.model}")
+        if self.class_weight_scale != 1:
+            raise ValueError(
+                "--class-weight-scale is for segmentation: classification has no class weights"
+            )
+
+    @property
+    def task(self) -> Task:
+        """The task of the network and of its data."""
+        return task_of(self.model)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """`size`, or the default of the dataset."""
+        return DEFAULT_SIZES[self.data] if self.size is None else self.size
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images."""
+        return channels_of(self.data)
+
     @property
     def learning_rate(self) -> float:
-        """`lr`, or the paper's rule for the batch size."""
-        return learning_rate(self.batch_size) if self.lr is None else self.lr
+        """`lr`, or the rule for the task and the batch size. A schedule scales it."""
+        return default_lr(self.task, self.batch_size) if self.lr is None else self.lr
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """`augment`, or the default of the task."""
+        if self.augment is not None:
+            return self.augment
+        return "flip" if self.task == "segmentation" else "crop+flip"
 
     @property
     def window(self) -> Size | None:
         """Size of the windows for evaluation, or None to evaluate whole images."""
-        return None if self.eval_whole else self.size
+        return None if self.eval_whole or self.task == "classification" else self.image_size
 
     @property
     def val_batch_size(self) -> int:
@@ -203,16 +288,29 @@ def check_unchanged(config: Train, before: Train) -> None:
 
 def differences(config: Train, before: Train) -> list[str]:
     """List the settings that make `config` another run: "--lr 0.5 -> 0.25"."""
-    return [
-        f"--{_flag(name)} {_format(getattr(before, name))} -> {_format(getattr(config, name))}"
-        for name in (f.name for f in fields(Train))
-        if name not in CHANGEABLE and getattr(before, name) != getattr(config, name)
-    ]
+    fixed = ("epochs",) if before.schedule == "cosine" else ()
+    names = [f.name for f in fields(Train) if f.name not in CHANGEABLE or f.name in fixed]
+    pairs = {name: (_effective(before, name), _effective(config, name)) for name in names}
+    return [f"--{_flag(k)} {_format(a)} -> {_format(b)}" for k, (a, b) in pairs.items() if a != b]
+
+
+def changed_settings(config: Train) -> dict[str, Any]:
+    """Return the settings with other values than the defaults, and `out`."""
+    values = {f.name: (getattr(config, f.name), f.default) for f in fields(Train)}
+    values["size"] = (config.image_size, DEFAULT_SIZES[config.data])
+    return {k: value for k, (value, default) in values.items() if value != default}
+
+
+def _effective(config: Train, name: str) -> Any:
+    """Return the value of a setting; the resolved one where None stands for a default."""
+    resolved = {"size": "image_size", "augment": "augmentation"}
+    return getattr(config, resolved.get(name, name))
 
 
 def to_json(config: Train) -> dict[str, Any]:
     """Return all fields as JSON values: paths as strings, tuples as lists."""
     values = {f.name: getattr(config, f.name) for f in fields(Train)}
+    values["size"] = config.image_size  # readers need not know the defaults
     return {
         name: str(value) if isinstance(value, Path) else list(value) if type(value) is tuple
         else value

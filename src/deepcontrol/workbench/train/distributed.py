@@ -130,16 +130,17 @@ class Group:
             if buffer.is_floating_point():
                 dist.broadcast(buffer, 0)
 
-    def loss_scales(self, labels: Tensor, images: int) -> Tensor:
-        """Return the factors for this process's mean over pixels and mean over samples.
+    def loss_scales(self, labels: Tensor, images: int, ignored_label: int = VOID) -> Tensor:
+        """Return the factors for this process's mean over labels and mean over samples.
 
         With them, the average over the processes is the mean over the whole batch.
 
         Args:
             labels: Labels of this process's images.
             images: Number of images in the whole batch.
+            ignored_label: Label of pixels or images that the loss ignores.
         """
-        own = (labels != VOID).sum().double()
+        own = (labels != ignored_label).sum().double()
         total = self.sum_(own.clone()).clamp(min=1)
         samples = len(range(self.rank, images, self.world_size)) / images
         return self.world_size * torch.stack([own / total, torch.full_like(own, samples)])

@@ -1,4 +1,4 @@
-"""Evaluate a model: pixel error and IoU over a dataset, in windows if images are larger.
+"""Evaluate a model: error and IoU over a dataset, in windows if images are larger.
 
 AGC subtracts the mean over the image. The mean over a whole image differs from the means over the
 crops that a network was trained on, and the error is higher for it (dev/LOG.md,
@@ -45,7 +45,7 @@ def evaluate(
     Raises:
         NotFiniteError: A logit of any process was not finite. argmax would count NaN as a class.
     """
-    matrix = ConfusionMatrix(len(batches.cache.classes), batches.device)
+    matrix = ConfusionMatrix(len(batches.cache.classes), batches.device, batches.ignored_label)
     bad_batches = torch.zeros((), dtype=torch.int64, device=batches.device)
     with evaluating(model, batches.device, autocast):
         for batch in batches.epoch():
@@ -62,7 +62,7 @@ def evaluate(
 
 
 def predict(model: nn.Module, images: Tensor, window: Size | None = None) -> Tensor:
-    """Return the most likely class of each pixel (N, H, W)."""
+    """Return the most likely class of each pixel (N, H, W), or of each image (N,)."""
     return class_logits(forward_in_windows(model, images, window)).argmax(1)
 
 

@@ -2,7 +2,8 @@
 
 The paper asks how lambda changes in training. layers.jsonl records, for each layer, the
 distribution of gain (gamma), mean_scale (lambda) and bias (beta) over its filters, and the fraction
-of positions where its nonlinearity is active ("open"), over one fixed validation batch.
+of positions where its nonlinearity is active ("open"), over one fixed validation batch. For the end
+of a residual branch, which has no nonlinearity, this is the fraction of positive outputs.
 """
 
 from collections.abc import Callable
@@ -11,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...nn import AGCConv2d, AGCConvPool2d
+from ...nn import AGCConv2d, AGCConvPool2d, AGCLinear
 from ...nn.conv import padded
 from ...ops import center_bias_act, gain_conv
-from ..models.blocks import FilterResponseNorm2d
+from ..models.norms import FilterResponseNorm2d
 from .distributed import Group, unshard
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 
 
 class LayerStats:
-    """Statistics of a model's AGC neurons or conv-norm-activation blocks."""
+    """Statistics of a model's AGC neurons or blocks of filters, norm and activation."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -63,13 +64,13 @@ class LayerStats:
 
 
 def is_neuron(module: nn.Module) -> bool:
-    return isinstance(module, AGCConv2d)
+    return isinstance(module, (AGCConv2d, AGCLinear))
 
 
 def is_block(module: nn.Module) -> bool:
-    """Return whether a module is a conv-norm-activation block of models.blocks."""
+    """Return whether a module is a block of a filter layer, its norm and its activation."""
     first = module[0] if isinstance(module, nn.Sequential) and len(module) > 1 else None
-    return isinstance(first, nn.Conv2d) and not is_neuron(first)
+    return isinstance(first, (nn.Conv2d, nn.Linear)) and not is_neuron(first)
 
 
 def active_mask(module: nn.Module, input: Tensor, output: Any) -> Tensor:
@@ -77,7 +78,8 @@ def active_mask(module: nn.Module, input: Tensor, output: Any) -> Tensor:
     if isinstance(module, AGCConvPool2d):
         output = unpooled(module, input)
     last = module[-1] if isinstance(module, nn.Sequential) else module
-    if isinstance(last, FilterResponseNorm2d):  # max(x, threshold) in place of ReLU
+    if isinstance(last, FilterResponseNorm2d) and last.threshold is not None:
+        # max(x, threshold) in place of ReLU
         return output > unshard(last.threshold)[:, None, None]
     return output > 0
 

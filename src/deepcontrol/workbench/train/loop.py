@@ -46,7 +46,7 @@ def train(config: Train, console: Console) -> int:
             if not is_out_of_memory(error):
                 raise
             # train_run has its own message, so this happened in open_run.
-            raise memory_fault_at_start(group.device, config.size, config.width) from error
+            raise memory_fault_at_start(group.device, config.image_size, config.width) from error
 
 
 def train_run(run: TrainingRun) -> int:
@@ -94,6 +94,7 @@ def train_epoch(run: TrainingRun) -> None:
     mark = time.perf_counter()
     for batch in run.train.epoch(epoch, start=position.step):
         images = images_in_batch(run.train, position.step)
+        run.set_lr()
         loss = run.step(batch.images, *run.targets(batch, images))
         run.loss_sum += loss.double() * images
         position.step += 1
@@ -195,14 +196,18 @@ def _metrics(
 ) -> dict[str, Any]:
     """Return the epoch's record. Only seconds, images_per_s and peak_mib vary between runs."""
     position, trained = run.position, epoch > 0
+    scores: dict[str, Any] = {"val_error": matrix.pixel_error}
+    if run.config.task == "segmentation":
+        scores["val_mean_iou"] = matrix.mean_iou
+    else:
+        scores["val_class_error"] = [None if e != e else e for e in matrix.class_error.tolist()]
     return {
         "epoch": epoch,
         "step": epoch * len(run.train),
         "train_loss": float(run.loss_sum) / position.images if trained else None,
         "val_loss": val_loss,
-        "val_error": matrix.pixel_error,
-        "val_mean_iou": matrix.mean_iou,
-        "lr": run.config.learning_rate,
+        **scores,
+        "lr": run.lr_at(max(0, epoch * len(run.train) - 1)),
         "seconds": position.seconds + time.perf_counter() - started,
         "images_per_s": position.images / position.seconds if trained else None,
         "peak_mib": peak_mib(run.group.device),
@@ -217,7 +222,7 @@ def _write_records(run: TrainingRun, metrics: dict[str, Any], layers: dict[str, 
     if run.events is None:
         return
     names = ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s")
-    values = {name: metrics[name] for name in names if metrics[name] is not None}
+    values = {name: metrics[name] for name in names if metrics.get(name) is not None}
     for layer, about in layers.items():
         for name, value in about.items():
             values[f"{name}/{layer}"] = value if name == "open" else value["mean"]

@@ -15,10 +15,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from torch import Tensor, nn
 
-from ..data import VOID, Batches
+from ..data import VOID, Batches, ClassificationBatches
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..data.inspect import colored
 from ..sizes import Size
+from .class_sheet import class_sheet
 from .evaluate import evaluating, predict
 
 SAMPLES_SHOWN = 4
@@ -100,7 +101,8 @@ def epoch_line(metrics: dict[str, float], epochs: int) -> str:
     if metrics["train_loss"] is not None:
         parts.append(f"loss {metrics['train_loss']:.4f}")
     parts.append(f"val error {metrics['val_error']:.2%}")
-    parts.append(f"mean IoU {metrics['val_mean_iou']:.3f}")
+    if "val_mean_iou" in metrics:  # segmentation
+        parts.append(f"mean IoU {metrics['val_mean_iou']:.3f}")
     if metrics["images_per_s"] is not None:
         parts.append(f"{metrics['images_per_s']:.1f} images/s")
     parts += [f"{metrics['peak_mib']:,.0f} MiB", duration(metrics["seconds"])]
@@ -165,11 +167,13 @@ def sample_sheet(
     """Draw images, labels, predictions and errors side by side, one row per image.
 
     The images are spread evenly over the split. In distributed training all processes must call
-    this function, and each draws its own images.
+    this function, and each draws its own images. For classification see `class_sheet`.
 
     Returns:
         The picture, (H, W, 3).
     """
+    if isinstance(batches, ClassificationBatches):
+        return class_sheet(model, batches, autocast)
     count = len(batches.cache)
     # Evenly spread, because neighboring images may be frames of one scene.
     wanted = dict.fromkeys(i * count // SAMPLES_SHOWN for i in range(SAMPLES_SHOWN))

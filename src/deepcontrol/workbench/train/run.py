@@ -16,10 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from ... import __version__
+from ...nn import param_groups
 from ...step import TrainingStep
 from .. import runfolder
 from ..data import Batch, Batches
-from ..optim import sgd
+from ..optim import scheduled_lr, set_lr, sgd
 from ..runfolder import BEST, CONFIG, LAST, PREVIOUS
 from .build import (
     Data,
@@ -69,6 +70,7 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.first_step = self.steps_done  # steps done before this process started
+        self.lr: float | None = None  # set by a schedule
         self.eval_seconds = 0.0  # duration of the last evaluation, with records and pictures
         self.loss_sum = torch.tensor(
             self.position.loss_sum, dtype=torch.float64, device=self.group.device
@@ -95,6 +97,25 @@ class TrainingRun:
         """Return whether an epoch ends with a checkpoint."""
         return epoch % self.config.save_epochs == 0 or epoch == self.config.epochs
 
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate of a step of the run, a function of the configuration."""
+        config, per_epoch = self.config, len(self.train)
+        return scheduled_lr(
+            config.learning_rate,
+            step,
+            config.epochs * per_epoch,
+            round(config.warmup_epochs * per_epoch),
+            config.schedule,
+        )
+
+    def set_lr(self) -> None:
+        """Set the learning rate of the next step, if a schedule changes it."""
+        if has_schedule(self.config):
+            lr = self.lr_at(self.steps_done)
+            if lr != self.lr:
+                set_lr(self.optimizer, lr)
+                self.lr = lr
+
     def describe(self) -> str:
         """Return the line printed when training starts or resumes."""
         config, device = self.config, self.group.device
@@ -119,7 +140,8 @@ class TrainingRun:
         targets = self.objective.targets(batch)
         if self.group.world_size == 1:
             return targets
-        return (*targets, self.group.loss_scales(batch.labels, images))
+        scales = self.group.loss_scales(batch.labels, images, self.objective.ignored_label)
+        return (*targets, scales)
 
     def stop_if_asked(self) -> None:
         """Raise Stopped in all processes if one of them received a signal."""
@@ -167,7 +189,7 @@ def open_run(
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrapped = _wrap(model, config, group)
-    optimizer = sgd(model.parameters(), config.learning_rate, config.momentum, sharded=config.fsdp)
+    optimizer = _build_optimizer(config, model, group)
     position = _resume(config, model, optimizer, group, display, len(train))
     guard = Guard(optimizer, group)
     objective = build_objective(config, train.cache, group.device)
@@ -219,6 +241,21 @@ def open_run(
             events.close()
 
 
+def has_schedule(config: Train) -> bool:
+    """Return whether the learning rate changes in the course of a run."""
+    return config.schedule != "constant" or config.warmup_epochs > 0
+
+
+def _build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.optim.SGD:
+    parameters: Any = model.parameters()
+    if config.weight_decay:
+        parameters = param_groups(model, config.weight_decay)
+    lr: float | Tensor = config.learning_rate
+    if has_schedule(config) and group.device.type == "cuda" and not config.fsdp:
+        lr = torch.tensor(lr, device=group.device)  # a captured step reads it at every replay
+    return sgd(parameters, lr, config.momentum, sharded=config.fsdp)
+
+
 def _load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:
     """Return the configuration and derived values of the run in the folder, if there is one."""
     if (config.out / CONFIG).exists():
@@ -242,7 +279,8 @@ def _load_data(
 
     data = build_data(config, sources, group, progress)
     if not data.val.cache.histogram.any():
-        raise ValueError(f"{data.val.cache.name}: no pixel has a label, so there is no error")
+        labeled = "image" if config.task == "classification" else "pixel"
+        raise ValueError(f"{data.val.cache.name}: no {labeled} has a label, so there is no error")
     return data
 
 
@@ -315,6 +353,7 @@ def derived_values(
 ) -> Mapping[str, Any]:
     """Return the values that config.json holds in addition to the configuration."""
     return {
+        "task": config.task,
         "lr": config.learning_rate,
         "parameters": sum(p.numel() for p in model.parameters()),
         "classes": list(train.cache.classes),

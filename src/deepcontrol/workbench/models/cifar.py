@@ -1,0 +1,110 @@
+"""ResNets and plain networks for CIFAR (He et al., 2016, section 4.2)."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...nn import he_init_
+from .blocks import Block, Norm, conv_block, scaled, start_branches_
+
+WIDTHS = (16, 32, 64)
+# Groups of gn, ws+gn and evonorm-s0. With the usual 32, the first two stages would have one channel
+# per group, which is InstanceNorm.
+GROUPS = 8
+
+
+class CifarResNet(nn.Module):
+    """CIFAR ResNet: images (N, in_channels, H, W) to class logits (N, classes).
+
+    A 3x3 convolution, three stages of n blocks with 16, 32 and 64 channels, global average pooling
+    and a linear layer. A block has two 3x3 convolutions, and the first one of stages 2 and 3 has
+    stride 2: 6n + 2 layers. Shortcuts have no parameters (option A of the paper): they skip every
+    other row and column and append channels of zeros. ReLU follows each addition, so that the maps
+    that are averaged have different means with AGC too.
+
+    Filters have He initialization. With agc, the branches start with gain 1 / sqrt(number of
+    blocks) (`start_branches_`), other norms with gamma = 1. Residual networks with norm none
+    explode: the variance of the signal doubles with every block.
+
+    Paper: https://arxiv.org/abs/1512.03385
+
+    Args:
+        depth: 6n + 2: 20, 56 and 110 in the paper.
+        classes: Number of classes.
+        norm: One of NORMS. gn, ws+gn and evonorm-s0 have 8 groups.
+        residual: False leaves out the shortcuts: the plain network of the same depth.
+        in_channels: Channels of the images.
+        width: Factor for all inner widths.
+
+    >>> import torch
+    >>> CifarResNet(20)(torch.randn(1, 3, 32, 32)).shape
+    torch.Size([1, 10])
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        classes: int = 10,
+        norm: Norm = "agc",
+        residual: bool = True,
+        in_channels: int = 3,
+        width: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if depth < 8 or (depth - 2) % 6:
+            raise ValueError(
+                f"depth must be 6n + 2 with n at least 1, such as 20, 56 or 110; got {depth}"
+            )
+        block = conv_block(norm, groups=GROUPS)
+        self.in_channels = in_channels
+        channels = scaled(WIDTHS[0], width)
+        self.stem = block(in_channels, channels, 3)
+        self.stages = nn.Sequential()
+        make = ResidualBlock if residual else plain_block
+        for stage, base in enumerate(WIDTHS):
+            for i in range((depth - 2) // 6):
+                out_channels = scaled(base, width)
+                stride = 2 if stage and not i else 1
+                self.stages.append(make(block, channels, out_channels, stride))
+                channels = out_channels
+        self.classify = nn.Linear(channels, classes)
+        he_init_(self)
+        self.start_branches_()
+
+    def start_branches_(self) -> None:
+        """Set the last gain of each AGC branch to 1 / sqrt(number of blocks).
+
+        Call it again after he_init_, which sets all gains to 1. Plain networks and other norms are
+        not changed.
+        """
+        start_branches_([b.branch[-1] for b in self.stages if isinstance(b, ResidualBlock)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(f"expected images (N, {self.in_channels}, H, W), got {tuple(x.shape)}")
+        return self.classify(self.stages(self.stem(x)).mean((2, 3)))
+
+
+class ResidualBlock(nn.Module):
+    """relu(shortcut + branch): (N, C, H, W) to (N, out_channels, H / stride, W / stride)."""
+
+    def __init__(self, block: Block, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.new_channels = stride, out_channels - in_channels
+        self.branch = nn.Sequential(
+            block(in_channels, out_channels, 3, stride),
+            block(out_channels, out_channels, 3, activation="none"),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x[:, :, :: self.stride, :: self.stride] if self.stride > 1 else x
+        if self.new_channels:
+            shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
+        # In-place saves a feature map: no layer saves the output of the branch.
+        return self.branch(x).add_(shortcut).relu_()
+
+
+def plain_block(block: Block, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Return the layers of a ResidualBlock without its shortcut."""
+    return nn.Sequential(
+        block(in_channels, out_channels, 3, stride), block(out_channels, out_channels, 3)
+    )

@@ -1,0 +1,136 @@
+"""Classify images with the network of a run: a table, and predictions.csv."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor, nn
+
+from ..data.batches import normalized
+from ..data.decoded import cover_and_crop
+from ..runfolder import write_atomic
+from ..train.build import build_model
+from ..train.checkpoint import find, load, load_weights
+from ..train.config import load_config
+from .images import ImageFile, images_in
+from .tiling import free_memory
+
+BATCH = 32
+TABLE = "predictions.csv"
+
+
+class Classifier(NamedTuple):
+    """A trained network and the format of its images."""
+
+    model: nn.Module  # in eval mode
+    classes: tuple[str, ...]
+    size: tuple[int, int]
+    channels: int
+
+    def probabilities(self, images: Sequence[NDArray[np.uint8]]) -> Tensor:
+        """Return the probability of each class, (N, classes), for images (H, W, C) of `size`."""
+        device = next(self.model.parameters()).device
+        with torch.no_grad():
+            batch = normalized(torch.from_numpy(np.stack(images)).to(device))
+            return self.model(batch).float().softmax(1).cpu()
+
+
+class Prediction(NamedTuple):
+    image: Path
+    probabilities: list[float]  # by class
+
+
+def load_classifier(run: Path, checkpoint: str, device: torch.device) -> Classifier:
+    """Load the network of a classification run in eval mode.
+
+    Raises:
+        ValueError: The folder is not a run folder, or has no such checkpoint.
+    """
+    config, derived = load_config(run)
+    names = derived.get("classes")
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"{run / 'config.json'}: expected a list of classes, got {names!r}")
+    model = build_model(config, len(names))
+    load_weights(model, load(find(run, checkpoint)).model)
+    classes = tuple(map(str, names))
+    return Classifier(model.eval().to(device), classes, config.image_size, config.in_channels)
+
+
+def classify(
+    classifier: Classifier, paths: Sequence[Path], out: Path, console: Console, errors: Console
+) -> int:
+    """Classify images, print a table and write predictions.csv. Returns the exit code.
+
+    The file has a row per image: its path, the most likely class, its probability, and then the
+    probability of every class. Images are resized and cropped at their center, as for evaluation.
+
+    Args:
+        classifier: The network.
+        paths: Image files and folders.
+        out: Folder for predictions.csv.
+        console: For the table.
+        errors: For the images that cannot be read. They make the exit code 1.
+    """
+    files = [file for path in paths for file in (images_in(path, out) if path.is_dir() else [path])]
+    failed: list[str] = []
+    predictions = list(_predict(classifier, files, failed))
+    table = Table("image", "class", "probability %")
+    table.columns[2].justify = "right"
+    rows = []
+    for image, probabilities in predictions:
+        best = int(np.argmax(probabilities))
+        name, probability = classifier.classes[best], probabilities[best]
+        table.add_row(escape(str(image)), escape(name), f"{100 * probability:.1f}")
+        rows.append([str(image), name, f"{probability:.6f}", *(f"{p:.6f}" for p in probabilities)])
+    if rows:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(
+            out / TABLE, _csv(["image", "class", "probability", *classifier.classes], rows)
+        )
+        if not console.is_terminal:
+            console.width = 200  # do not wrap lines in a log
+        console.print(table)
+        console.print(escape(f"Table: {out / TABLE}"), highlight=False, soft_wrap=True)
+    for reason in failed:
+        errors.print(f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True)
+    if failed:
+        console.print(f"{len(failed)} of {len(files)} images failed.", style="bold")
+    return 1 if failed else 0
+
+
+def _predict(
+    classifier: Classifier, files: Sequence[Path], failed: list[str]
+) -> Iterator[Prediction]:
+    """Yield the predictions of all readable images; append the reasons of the others."""
+    for start in range(0, len(files), BATCH):
+        images: dict[Path, NDArray[np.uint8]] = {}
+        for path in files[start : start + BATCH]:
+            try:
+                images[path] = read_image(path, classifier)
+            except (ValueError, OSError) as error:
+                failed.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
+        if images:
+            found = classifier.probabilities(list(images.values())).tolist()
+            yield from map(Prediction, images, found)
+
+
+def read_image(path: Path, classifier: Classifier) -> NDArray[np.uint8]:
+    """Read an image at the size and with the channels that the network was trained on."""
+    image = ImageFile(path, free_memory(torch.device("cpu")))
+    height, width = image.size
+    pixels = image.read((0, height), (0, width), "L" if classifier.channels == 1 else "RGB")
+    return cover_and_crop(pixels, classifier.size)
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()

@@ -1,0 +1,162 @@
+"""CIFAR in both formats, complete and damaged."""
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepcontrol.workbench.data import DataError, open_source
+from deepcontrol.workbench.data.cifar import CLASSES_100
+from tests.workbench.data.classification import write_cifar, write_sheets
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_binary_version(tmp_path: Path, classes: int, split: str) -> None:
+    images, labels = write_cifar(tmp_path, classes)[split]
+    source = open_source(f"cifar{classes}", split, tmp_path)
+    assert (source.name, source.task) == (f"cifar{classes}-{split}", "classification")
+    assert len(source) == len(images)
+    assert len(source.classes) == len(set(source.classes)) == len(source.palette) == classes
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        sample = source.read(i, (32, 32))
+        assert np.array_equal(sample.image, image)
+        assert (sample.labels.shape, sample.labels.dtype) == ((), np.int16)
+        assert (sample.segments.shape, sample.segments.dtype) == ((), np.uint16)
+        assert sample.labels == label
+        assert sample.segments == 0
+
+
+def test_names_of_cifar100() -> None:
+    """The label order is alphabetical."""
+    assert list(CLASSES_100) == sorted(CLASSES_100)
+    assert (CLASSES_100[0], CLASSES_100[51], CLASSES_100[99]) == ("apple", "mushroom", "worm")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_png_sheets(tmp_path: Path, split: str) -> None:
+    images, labels = write_sheets(tmp_path / "package")[split]
+    source = open_source("cifar10", split, tmp_path)
+    assert len(source) == len(images)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        sample = source.read(i, (32, 32))
+        assert np.array_equal(sample.image, image)
+        assert sample.labels == label
+
+
+def test_both_formats_have_the_same_samples(tmp_path: Path) -> None:
+    write_cifar(tmp_path / "cifar-10-batches-bin")
+    write_sheets(tmp_path / "sheets")
+    binary = open_source("cifar10", "train", tmp_path)
+    sheets = open_source("cifar10", "train", tmp_path / "sheets")
+    for i in range(len(binary)):
+        for a, b in zip(binary.read(i, (32, 32)), sheets.read(i, (32, 32)), strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_limit_and_fingerprint(tmp_path: Path) -> None:
+    images, _ = write_cifar(tmp_path)["train"]
+    source = open_source("cifar10", "train", tmp_path, limit=7)
+    assert len(source) == 7
+    assert np.array_equal(source.read(6, (32, 32)).image, images[6])
+    before = source.fingerprint()
+    assert open_source("cifar10", "train", tmp_path).fingerprint() == before
+    file = tmp_path / "data_batch_3.bin"
+    file.write_bytes(2 * file.read_bytes())
+    assert open_source("cifar10", "train", tmp_path).fingerprint() != before
+    with pytest.raises(ValueError, match=r"cifar10-val has 4 samples, fewer than the limit 5"):
+        open_source("cifar10", "val", tmp_path, limit=5)
+
+
+def test_other_sizes_are_resized_to_cover_and_cropped(tmp_path: Path) -> None:
+    write_cifar(tmp_path)
+    source = open_source("cifar10", "train", tmp_path)
+    native = source.read(0, (32, 32)).image
+    image = source.read(0, (64, 32)).image
+    whole = np.asarray(Image.fromarray(native).resize((64, 64), Image.Resampling.BILINEAR))
+    assert np.array_equal(image, whole[:, 16:48])
+    assert source.read(0, (8, 8)).image.shape == (8, 8, 3)
+
+
+def test_python_version_is_refused_without_loading_it(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(pickle.dumps(Path.cwd))
+    for root in (tmp_path, folder):
+        with pytest.raises(DataError, match=r"pickle.*use the binary version, cifar-10-binary"):
+            open_source("cifar10", "train", root)
+    other = tmp_path / "cifar-100-python"
+    other.mkdir()
+    (other / "train").write_bytes(b"")
+    with pytest.raises(DataError, match=r"use the binary version, cifar-100-binary"):
+        open_source("cifar100", "train", other)
+
+
+def test_damaged_binaries(tmp_path: Path) -> None:
+    write_cifar(tmp_path)
+    file = tmp_path / "data_batch_2.bin"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    with pytest.raises(DataError, match=r"data_batch_2\.bin: 12,291 bytes.*multiple of 3,073"):
+        open_source("cifar10", "train", tmp_path)
+    file.write_bytes(b"")
+    with pytest.raises(DataError, match=r"data_batch_2\.bin: 0 bytes"):
+        open_source("cifar10", "train", tmp_path)
+    file.write_bytes(content[:3073] + b"\x0a" + content[3074:])
+    source = open_source("cifar10", "train", tmp_path)
+    with pytest.raises(
+        DataError, match=r"data_batch_2\.bin: label 10 of sample 1, expected 0 to 9"
+    ):
+        source.read(0, (32, 32))
+    file.unlink()
+    with pytest.raises(DataError, match=r"data_batch_2\.bin: no such file"):
+        open_source("cifar10", "train", tmp_path)
+    assert len(open_source("cifar10", "val", tmp_path)) == 4  # the test file is complete
+
+
+def test_damaged_sheets(tmp_path: Path) -> None:
+    write_sheets(tmp_path)
+    labels = tmp_path / "train_lables.json"
+    values = json.loads(labels.read_text())
+    cases = {
+        "not a JSON file": "[1, 2",
+        "expected a list of integers": json.dumps([*values[:-1], 1.5]),
+        "19 labels for 20 images": json.dumps(values[:-1]),
+        "label -1 of sample 0, expected 0 to 9": json.dumps([-1, *values[1:]]),
+    }
+    for reason, content in cases.items():
+        labels.write_text(content)
+        with pytest.raises(DataError, match=f"train_lables.json: {reason}"):
+            open_source("cifar10", "train", tmp_path).read(0, (32, 32))
+    labels.unlink()
+    with pytest.raises(DataError, match=r"train_lables\.json: no such file"):
+        open_source("cifar10", "train", tmp_path).read(0, (32, 32))
+
+    sheet = tmp_path / "test_batch.png"
+    content = sheet.read_bytes()
+    sheet.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"test_batch\.png: not a readable image"):
+        open_source("cifar10", "val", tmp_path).read(0, (32, 32))
+    Image.new("RGB", (1000, 4)).save(sheet)
+    with pytest.raises(DataError, match=r"test_batch\.png: 4x1000 pixels, expected rows of 1024"):
+        open_source("cifar10", "val", tmp_path)
+    Image.new("L", (1024, 4)).save(sheet)
+    with pytest.raises(DataError, match=r"test_batch\.png: expected an RGB image, got L"):
+        open_source("cifar10", "val", tmp_path).read(0, (32, 32))
+
+
+def test_other_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not CIFAR-10: .*data_batch_1\.bin.*data_batch_1\.png"):
+        open_source("cifar10", "train", tmp_path)
+    with pytest.raises(DataError, match=r"not CIFAR-100: expected the binary version \(train\.bin"):
+        open_source("cifar100", "train", tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        open_source("cifar10", "train", tmp_path / "none")
+    write_cifar(tmp_path)
+    with pytest.raises(ValueError, match="unknown split 'test': choose train or val"):
+        open_source("cifar10", "test", tmp_path)
+    with pytest.raises(ValueError, match="cifar10 needs the folder of the dataset"):
+        open_source("cifar10", "train")
