@@ -163,7 +163,7 @@ def test_zero_gamma_is_kept() -> None:
     """A residual branch then starts as its shortcut; without it such networks diverge."""
     model = Residual()
     nn.init.zeros_(model.blocks[0].bn2.weight)
-    model, report = to_agc(model, report=True)
+    model, report = to_agc(model, init="paper", report=True)
     assert not model.blocks[0].conv2.gain.any()
     assert model.blocks[0].conv1.gain.eq(1).all()
     assert ["gamma 0" in c.why for c in report if c.name.startswith("blocks.0")] == [False, True]
@@ -189,7 +189,7 @@ def test_running_the_example_does_not_change_the_model() -> None:
     model = trained(Residual()).train()
     model.blocks[0].eval()
     before = copy.deepcopy(model)
-    to_agc(model, where=lambda *_: False, example={"x": torch.randn(1, 3, 32, 32)})
+    to_agc(model, lambda *_: False, init="paper", example={"x": torch.randn(1, 3, 32, 32)})
     for (name, a), b in zip(before.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     assert [m.training for m in before.modules()] == [m.training for m in model.modules()]
@@ -226,6 +226,7 @@ def test_report_prints_as_a_table() -> None:
         "up_norm   BatchNorm2d  AGC2d                         ConvTranspose2d feeds it",
         "last.0.1  BatchNorm2d  AGCConv2d at last.0.0 (relu)  fused with its convolution and ReLU",
         "3 fused, 1 replaced, 0 skipped",
+        "12 new parameters: create the optimizer after the conversion",
     ]
 
 

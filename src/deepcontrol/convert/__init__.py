@@ -2,6 +2,8 @@
 
 from .calibrate import calibrate
 from .fold import fold
-from .to_agc import Change, Report, to_agc
+from .report import Change, Report
+from .statistics import reestimate_statistics
+from .to_agc import to_agc
 
-__all__ = ["Change", "Report", "calibrate", "fold", "to_agc"]
+__all__ = ["Change", "Report", "calibrate", "fold", "reestimate_statistics", "to_agc"]
