@@ -203,6 +203,43 @@ def test_where_selects_batchnorms() -> None:
     assert [c.kind for c in report] == ["fused", "fused", "skipped", "skipped"]
 
 
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("0.1", ["0.1"]),
+        ("*.1", ["0.1", "1.1", "2.1"]),
+        (["0.*", lambda name, _: name == "2.1"], ["0.1", "2.1"]),
+        (("0.1", "1.1"), ["0.1", "1.1"]),
+        ("[12].*", ["1.1", "2.1"]),
+    ],
+    ids=["name", "glob", "list", "tuple", "characters"],
+)
+def test_where_takes_names_and_globs(where: object, expected: list[str]) -> None:
+    model = nn.Sequential(row(3, 8), row(8, 8), row(8, 8))
+    _, report = to_agc(model, where=where, report=True)
+    assert [change.name for change in report if change.kind != "skipped"] == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (
+            "block.bn2",
+            r"where='block\.bn2' matches no BatchNorm.*Similar names: .*'blocks\.0\.bn2'",
+        ),
+        (["bn", "blocks.0"], r"inside of 'blocks\.0', use 'blocks\.0\.\*'"),
+        ("zzz", r"Some names: 'bn', 'blocks\.0\.bn1'"),
+    ],
+    ids=["similar", "container", "nothing similar"],
+)
+def test_names_that_match_nothing_raise(where: object, message: str) -> None:
+    model = Residual()
+    layers = list(model.modules())
+    with pytest.raises(ValueError, match=message):
+        to_agc(model, where=where)
+    assert list(model.modules()) == layers
+
+
 def test_global_average_pooling_behind_the_norm_warns() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Identity(), nn.AdaptiveAvgPool2d(1)
@@ -228,6 +265,16 @@ def test_report_prints_as_a_table() -> None:
         "3 fused, 1 replaced, 0 skipped",
         "12 new parameters: create the optimizer after the conversion",
     ]
+
+
+def test_new_parameters() -> None:
+    model = row(3, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, report = to_agc(model, report=True)
+    assert report.new_parameters == ("0.bias", "0.gain", "0.mean_scale")
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in model.named_parameters() if id(p) not in known]
+    assert missing == list(report.new_parameters)
 
 
 class BatchNormAct2d(nn.BatchNorm2d):

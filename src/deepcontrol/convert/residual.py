@@ -135,7 +135,7 @@ class _Values:
         self.all: list[_Value] = []
         self.ancestors: list[int] = []  # the value itself included
         self.consumers: list[set[int]] = []
-        self.used = 0  # ancestors of the outputs
+        self.used = 0  # ancestors of the output
 
     def append(self, op: Op, inputs: Iterable[int], module: nn.Module | None = None) -> int:
         inputs = tuple(dict.fromkeys(inputs))
@@ -149,18 +149,19 @@ class _Values:
         self.consumers.append(set())
         return index
 
-    def add_output(self, index: int) -> None:
-        self.used |= self.ancestors[index]
+    def end(self, outputs: Iterable[int]) -> None:
+        """Append the output of the model, which uses the given values."""
+        self.used = self.ancestors[self.append("other", outputs)]
 
     def users(self, index: int) -> list[int]:
-        """Return the consumers of a value that the outputs depend on."""
+        """Return the consumers of a value that the output depends on."""
         return [i for i in self.consumers[index] if self.used >> i & 1]
 
     def depends(self, index: int, on: int) -> bool:
         return bool(self.ancestors[index] >> on & 1)
 
     def only_feeds(self, index: int, total: int) -> bool:
-        """Return whether every path from a value to the outputs leads through a sum."""
+        """Return whether every path from a value to the output leads through a sum."""
         pending, seen = [index], {total}
         while pending:
             for user in self.users(pending.pop()):
@@ -179,8 +180,7 @@ def _from_fx(graph: fx.Graph, root: nn.Module) -> _Values:
     for node in graph.nodes:
         inputs = [index[i] for i in node.all_input_nodes if i in index]
         if node.op == "output":
-            for i in inputs:
-                values.add_output(i)
+            values.end(inputs)
         elif node.op == "placeholder":
             index[node] = values.append("other", ())
         elif node.op == "call_module" and inputs:
@@ -219,10 +219,11 @@ def _from_example(model: nn.Module, example: Any) -> _Values:
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         sources = inputs.pop(module)
-        if not isinstance(module, _IDENTITIES):
-            record(_module_op(module), sources, output, module)
-        elif sources and isinstance(output, Tensor):
+        if isinstance(module, _IDENTITIES) and sources and isinstance(output, Tensor):
             index[output] = sources[0]
+        # Of other modules the functions are recorded, if they are not scripted or autograd's.
+        elif is_leaf(module) or not known(output):
+            record(_module_op(module), sources, output, module)
 
     class Recorder(TorchFunctionMode):
         def __torch_function__(
@@ -241,18 +242,17 @@ def _from_example(model: nn.Module, example: Any) -> _Values:
                 index[tensor] = values.append("other", ())
 
     def finish(module: nn.Module, args: Any, output: Any) -> None:
-        for i in known(dict(output) if isinstance(output, dict) else output):
-            values.add_output(i)
+        outputs = known(dict(output) if isinstance(output, dict) else output)
+        # If the output is an object that hides its tensors, everything may be used.
+        values.end(outputs or range(len(values.all)))
 
     hooks = [model.register_forward_pre_hook(start, with_kwargs=True, prepend=True)]
     for module in model.modules():
-        if is_leaf(module):
-            hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            hooks.append(module.register_forward_hook(leave))
+        hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(module.register_forward_hook(leave))
     hooks.append(model.register_forward_hook(finish))
     with Recorder():
         run_example(model, example, hooks)
-    values.used = values.used or -1  # outputs in a container that hides them: all are used
     return values
 
 
