@@ -43,6 +43,8 @@ def logits(model: nn.Module) -> Tensor:
     return y
 
 
+# Squeeze-and-excitation pools the output of a norm.
+@pytest.mark.filterwarnings("ignore:.*followed by global average pooling")
 @pytest.mark.parametrize("name", BLOCKS)
 def test_timm(name: str) -> None:
     torch.manual_seed(0)
