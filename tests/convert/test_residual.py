@@ -145,6 +145,19 @@ class Lateral(Block):
         return functional.interpolate(coarse, size=x.shape[-2:]) + self.lateral(x)
 
 
+class LinkNet(Block):
+    """A decoder that adds its enlarged map to a skip connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = row(8, 8, stride=2), nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.stem = row(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.relu(self.branch(self.up(self.down(x)))) + x
+
+
 class TwoPaths(Block):
     """RepVGG: parallel convolutions and a norm of the input, none of them a shortcut."""
 
@@ -204,6 +217,7 @@ CASES: list[tuple[type[nn.Module], int, dict[str, float]]] = [
     (Ghost, 1, {"bn2": ONE}),
     (Parallel, 1, {"bn2": HALF, "other.1": HALF}),
     (Lateral, 0, {"bn2": HALF, "lateral": HALF}),
+    (LinkNet, 0, {"bn2": HALF}),
     (TwoPaths, 0, dict.fromkeys(("bn0", "bn1", "bn2"), 1 / math.sqrt(3))),
     (Split, 0, {"norm": HALF}),
     (UsedTwice, 1, {}),
@@ -260,6 +274,24 @@ def test_filters_at_the_end_of_a_branch_are_scaled() -> None:
     blocks = [PreActivation() for _ in range(4)]
     plain = filters(nn.Sequential(PreActivation()))
     torch.testing.assert_close(filters(nn.Sequential(*blocks)), branch_gain(4) * plain)
+
+
+def test_nested_sums_multiply() -> None:
+    class Nested(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.relu(self.bn1(self.conv1(x)) + self.bn2(self.conv2(x)))
+
+    model, report = to_agc(nn.Sequential(*(Nested() for _ in range(4))), report=True)
+    assert report.blocks == 4
+    for block in model:
+        for layer in (block.conv1, block.conv2):
+            torch.testing.assert_close(layer.gain, torch.full((8,), HALF * branch_gain(4)))
+
+
+def test_many_scaled_layers_are_summarized() -> None:
+    _, report = to_agc(nn.Sequential(*(PreActivation() for _ in range(6))), report=True)
+    assert len(report.scaled_layers) == 6
+    assert "2.conv2 by 0.41, and 3 more (Report.scaled_layers)" in str(report)
 
 
 def test_summed_maps_are_in_the_table() -> None:

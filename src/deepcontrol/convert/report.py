@@ -72,8 +72,10 @@ class Report:
         if self.blocks:
             yield f"{self.blocks} residual additions"
         if self.scaled_layers:
-            layers = ", ".join(f"{name} by {gain:.2f}" for name, gain in self.scaled_layers)
-            yield f"filters scaled at the end of summed branches: {layers}"
+            layers = [f"{name} by {gain:.2f}" for name, gain in self.scaled_layers]
+            if len(layers) > 4:
+                layers[3:] = [f"and {len(layers) - 3} more (Report.scaled_layers)"]
+            yield f"filters scaled at the end of summed branches: {', '.join(layers)}"
         if self.missing:
             yield f"residual branches were not all found: {self.missing}"
         if self.new_parameters:

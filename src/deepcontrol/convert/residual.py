@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -297,8 +297,11 @@ def _sums(values: _Values) -> Iterator[_Sum]:
         branches = _branches(values, operands)
         ends: list[tuple[int, nn.Module]] = []
         for operand in branches or operands:
-            found = _ends(values, operand, index)
-            ends += found or ()
+            found = _ends(values, operand, index) or []
+            others = [i for i in operands if i != operand]
+            # A layer that other operands are computed from would scale these too.
+            if not any(values.depends(i, call) for i in others for call, _ in found):
+                ends += found
         total = len(branches) or len(operands)
         yield _Sum(bool(branches), total, tuple(dict.fromkeys(ends)))
 
@@ -316,7 +319,7 @@ def _branches(values: _Values, operands: list[int]) -> list[int]:
     common = -1
     for operand in operands:
         common &= values.ancestors[operand]
-    if common == 0 or any(_is_resized(values, operand) for operand in operands):
+    if common == 0:
         return []
     parting = common.bit_length() - 1  # the nearest common ancestor
 
@@ -324,6 +327,8 @@ def _branches(values: _Values, operands: list[int]) -> list[int]:
         between = range(parting + 1, operand + 1)
         return [i for i in between if values.depends(operand, i) and values.depends(i, parting)]
 
+    if any(_is_enlarged(values.all[i]) for operand in operands for i in path(operand)):
+        return []
     layers = {i: _depth(values, path(i)) for i in operands}
     shortcut = min(operands, key=lambda i: layers[i])
     plain = not any(_is_nonlinear(values.all[i]) for i in path(shortcut))
@@ -351,13 +356,9 @@ def _is_nonlinear(value: _Value) -> bool:
     return value.op in ("activation", "part") or inside
 
 
-def _is_resized(values: _Values, index: int) -> bool:
-    """Return whether interpolation is between a value and the layer that computed it."""
-    while (step := _step(values, index)) is not None:
-        if values.all[index].op == "resize":
-            return True
-        index = step
-    return False
+def _is_enlarged(value: _Value) -> bool:
+    """Return whether a value has more positions than its input: a decoder, not a branch."""
+    return value.op == "resize" or isinstance(value.module, _ConvTransposeNd)
 
 
 def _step(values: _Values, index: int) -> int | None:
