@@ -203,6 +203,10 @@ def test_init_scratch_initializes_the_whole_model() -> None:
     assert not model.fc_norm.mean_scale.any()  # maps of one position
     assert not model.fc.bias.any()
 
+    gate = to_agc(SqueezeExcite(), example=torch.randn(1, 3, 9, 9)).squeeze[1]
+    assert isinstance(gate, AGCConv2d)  # at lambda 0, so the convolution's bias would remain
+    assert not gate.bias.any()
+
 
 def test_init_paper_leaves_the_filters() -> None:
     model = Mixed()

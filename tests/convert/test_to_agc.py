@@ -317,7 +317,7 @@ def test_activation_inside_a_batchnorm_subclass_precedes_the_pooling() -> None:
 
 
 def test_batchnorm_subclass_with_another_forward_is_skipped() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), Squared(8))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Squared(8).requires_grad_(False))
     with pytest.warns(UserWarning, match=r"1 \(Squared\) is skipped") as caught:
         _, report = to_agc(model, report=True)
     assert caught[0].filename == __file__

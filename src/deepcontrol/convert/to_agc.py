@@ -194,7 +194,7 @@ class _Conversion:
         self.init = init
         self.selected = select_batchnorms(self.norms, where)
         for name, norm in self.norms.items():
-            if norm in self.selected:
+            if norm in self.selected and trailing_layers(norm) is not None:
                 check_can_start(name, norm, init)
         self.flow = trace_dataflow(model, self.selected, example)
         self.has_example = example is not None
