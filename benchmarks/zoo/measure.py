@@ -71,7 +71,7 @@ def converted(model: nn.Module, image: Tensor) -> tuple[nn.Module, Report]:
     with warnings.catch_warnings():
         # The report counts norms that are followed by global average pooling.
         warnings.filterwarnings("ignore", message=".*followed by global average pooling")
-        return to_agc(he_init_(copy.deepcopy(model)), example=image, report=True)
+        return to_agc(he_init_(copy.deepcopy(model)), init="paper", example=image, report=True)
 
 
 def step_is_finite(model: nn.Module, image: Tensor) -> bool:

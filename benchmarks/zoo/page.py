@@ -27,8 +27,8 @@ batch 1, because they have feature maps of one position. The bytes saved for bac
   by the largest output value. The model is `to_agc(init="bn")` of a model with the statistics of
   one batch; lambda is drawn from N(0.8, 0.2) for each filter. **rounding** is the difference
   between the unfolded model in fp32 and in fp64, on the same scale. **fold, He** is the same after
-  `to_agc(he_init_(model))`, where maps have no unit scale; {above} of {models} models are above
-  1e-5. In fp64, folding changes outputs by {fold_fp64} at most.
+  `he_init_` and `to_agc(init="paper")`, where maps have no unit scale; {above} of {models}
+  models are above 1e-5. In fp64, folding changes outputs by {fold_fp64} at most.
 - **from BatchNorm**: difference between `to_agc(init="bn")` and BatchNorm in eval mode, on the same
   scale. Untrained deep networks with BatchNorm amplify rounding, so the difference between
   BatchNorm's own fp32 and fp64 follows in parentheses. In fp64 the two differ by {bn_start_fp64} at

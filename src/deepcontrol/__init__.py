@@ -1,6 +1,6 @@
 """deepcontrol: automatic gain control (AGC) for convolutional networks, instead of BatchNorm."""
 
-from .convert import calibrate, fold, signal_report, to_agc
+from .convert import calibrate, fold, reestimate_statistics, signal_report, to_agc
 from .nn import (
     AGC1d,
     AGC2d,
@@ -9,6 +9,7 @@ from .nn import (
     AGCConv2d,
     AGCConv3d,
     AGCLinear,
+    branch_gain,
     he_init_,
     identity_init_,
     param_groups,
@@ -29,11 +30,13 @@ __all__ = [
     "AGCLinear",
     "TrainingStep",
     "agc",
+    "branch_gain",
     "calibrate",
     "fold",
     "he_init_",
     "identity_init_",
     "param_groups",
+    "reestimate_statistics",
     "signal_report",
     "to_agc",
     "unit_init_",

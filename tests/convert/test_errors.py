@@ -29,17 +29,22 @@ class FrozenBatchNorm2d(nn.Module):
             "no BatchNorm in Sequential: there is nothing",
         ),
         (nn.Sequential(FrozenBatchNorm2d()), "paper", "'0' is a frozen BatchNorm"),
+        (frozen(), "scratch", r"'1' \(BatchNorm2d\) is frozen .*of init='scratch'"),
         (frozen(), "paper", r"'1' \(BatchNorm2d\) is frozen \(requires_grad=False\).*init='bn'"),
         (without_statistics(), "bn", r"'1' \(BatchNorm2d\) has no running statistics"),
+        (without_statistics(), "centered", r"statistics .*which init='centered' needs"),
         (nn.Sequential(nn.LazyBatchNorm2d()), "paper", r"'0' \(LazyBatchNorm2d\) is not init"),
         (
             nn.Sequential(nn.LazyConv2d(8, 3), nn.BatchNorm2d(8)),
             "bn",
             r"'0' \(LazyConv2d\) is not initialized yet: run the model once",
         ),
-        (row(3, 8), "zero", "unknown init 'zero': choose one of paper, bn"),
+        (row(3, 8), "zero", "unknown init 'zero': choose one of scratch, paper, bn"),
     ],
-    ids=["none", "frozen class", "frozen", "no statistics", "lazy", "lazy conv", "init"],
+    ids=[
+        *("none", "frozen class", "frozen", "frozen, paper", "no statistics"),
+        *("no statistics, centered", "lazy", "lazy conv", "init"),
+    ],
 )
 def test_unconvertible_models_raise(model: nn.Module, init: str, message: str) -> None:
     layers = list(model.modules())

@@ -163,7 +163,7 @@ def test_zero_gamma_is_kept() -> None:
     """A residual branch then starts as its shortcut; without it such networks diverge."""
     model = Residual()
     nn.init.zeros_(model.blocks[0].bn2.weight)
-    model, report = to_agc(model, report=True)
+    model, report = to_agc(model, init="paper", report=True)
     assert not model.blocks[0].conv2.gain.any()
     assert model.blocks[0].conv1.gain.eq(1).all()
     assert ["gamma 0" in c.why for c in report if c.name.startswith("blocks.0")] == [False, True]
@@ -189,7 +189,7 @@ def test_running_the_example_does_not_change_the_model() -> None:
     model = trained(Residual()).train()
     model.blocks[0].eval()
     before = copy.deepcopy(model)
-    to_agc(model, where=lambda *_: False, example={"x": torch.randn(1, 3, 32, 32)})
+    to_agc(model, lambda *_: False, init="paper", example={"x": torch.randn(1, 3, 32, 32)})
     for (name, a), b in zip(before.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     assert [m.training for m in before.modules()] == [m.training for m in model.modules()]
@@ -201,6 +201,43 @@ def test_where_selects_batchnorms() -> None:
     assert list(agc_layers(model)) == ["down1.0", "down2.0"]
     assert isinstance(model.up_norm, nn.BatchNorm2d)
     assert [c.kind for c in report] == ["fused", "fused", "skipped", "skipped"]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("0.1", ["0.1"]),
+        ("*.1", ["0.1", "1.1", "2.1"]),
+        (["0.*", lambda name, _: name == "2.1"], ["0.1", "2.1"]),
+        (("0.1", "1.1"), ["0.1", "1.1"]),
+        ("[12].*", ["1.1", "2.1"]),
+    ],
+    ids=["name", "glob", "list", "tuple", "characters"],
+)
+def test_where_takes_names_and_globs(where: object, expected: list[str]) -> None:
+    model = nn.Sequential(row(3, 8), row(8, 8), row(8, 8))
+    _, report = to_agc(model, where=where, report=True)
+    assert [change.name for change in report if change.kind != "skipped"] == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        (
+            "block.bn2",
+            r"where='block\.bn2' matches no BatchNorm.*Similar names: .*'blocks\.0\.bn2'",
+        ),
+        (["bn", "blocks.0"], r"inside of 'blocks\.0', use 'blocks\.0\.\*'"),
+        ("zzz", r"Some names: 'bn', 'blocks\.0\.bn1'"),
+    ],
+    ids=["similar", "container", "nothing similar"],
+)
+def test_names_that_match_nothing_raise(where: object, message: str) -> None:
+    model = Residual()
+    layers = list(model.modules())
+    with pytest.raises(ValueError, match=message):
+        to_agc(model, where=where)
+    assert list(model.modules()) == layers
 
 
 def test_global_average_pooling_behind_the_norm_warns() -> None:
@@ -226,7 +263,18 @@ def test_report_prints_as_a_table() -> None:
         "up_norm   BatchNorm2d  AGC2d                         ConvTranspose2d feeds it",
         "last.0.1  BatchNorm2d  AGCConv2d at last.0.0 (relu)  fused with its convolution and ReLU",
         "3 fused, 1 replaced, 0 skipped",
+        "12 new parameters: create the optimizer after the conversion",
     ]
+
+
+def test_new_parameters() -> None:
+    model = row(3, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, report = to_agc(model, report=True)
+    assert report.new_parameters == ("0.bias", "0.gain", "0.mean_scale")
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in model.named_parameters() if id(p) not in known]
+    assert missing == list(report.new_parameters)
 
 
 class BatchNormAct2d(nn.BatchNorm2d):
@@ -269,7 +317,7 @@ def test_activation_inside_a_batchnorm_subclass_precedes_the_pooling() -> None:
 
 
 def test_batchnorm_subclass_with_another_forward_is_skipped() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), Squared(8))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Squared(8).requires_grad_(False))
     with pytest.warns(UserWarning, match=r"1 \(Squared\) is skipped") as caught:
         _, report = to_agc(model, report=True)
     assert caught[0].filename == __file__

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepcontrol import AGC2d, AGCConv2d, AGCLinear, he_init_, identity_init_, unit_init_
+from deepcontrol import (
+    AGC2d,
+    AGCConv2d,
+    AGCLinear,
+    branch_gain,
+    he_init_,
+    identity_init_,
+    unit_init_,
+)
 from deepcontrol.nn.init import OUTPUT_SCALE
 from deepcontrol.workbench.models import ClassNet, SegNet
 
@@ -187,3 +195,13 @@ def test_unit_init_does_not_amplify_rounding_errors() -> None:
     before = he_init_(neuron, torch.Generator().manual_seed(0)).weight.detach().clone()
     unit_init_(neuron, torch.randn(4, 8, 1, 1), generator=torch.Generator().manual_seed(0))
     assert torch.equal(neuron.weight, before)
+
+
+def test_branch_gain_bounds_the_variance_over_depth() -> None:
+    """Blocks x + gain * f(x) with f(x) of the variance of x."""
+    for blocks in (1, 8, 54, 1000):
+        variance = (1 + branch_gain(blocks) ** 2) ** blocks
+        assert 2 <= variance < math.e
+    assert branch_gain(0) == 1
+    with pytest.raises(ValueError, match="0 or more, got -1"):
+        branch_gain(-1)

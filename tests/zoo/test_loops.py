@@ -9,7 +9,7 @@ from torchvision.models import resnet18
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
 from benchmarks.zoo.measure import smooth_images
-from deepcontrol import he_init_, param_groups, to_agc
+from deepcontrol import param_groups, to_agc
 
 STEPS = 12
 
@@ -22,7 +22,7 @@ def data() -> list[tuple[Tensor, int]]:
 
 
 def network() -> nn.Module:
-    return to_agc(he_init_(resnet18(num_classes=2)))
+    return to_agc(resnet18(num_classes=2))
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -101,7 +101,7 @@ def test_gradient_accumulation_in_accelerate_is_exact() -> None:
 def test_transformers_trainer(data: list[tuple[Tensor, int]], tmp_path: object) -> None:
     config = ResNetConfig(hidden_sizes=[16, 32, 64, 64], depths=[1, 1, 1, 1], num_labels=2)
     config.embedding_size = 16
-    model = to_agc(he_init_(ResNetForImageClassification(config)), example=data[0][0][None])
+    model = to_agc(ResNetForImageClassification(config), example=data[0][0][None])
     options = TrainingArguments(
         output_dir=str(tmp_path),
         per_device_train_batch_size=1,

@@ -52,7 +52,7 @@ def test_torchvision_frozen_batchnorm_raises() -> None:
 
 def test_torchvision_feature_extraction_from_a_converted_model() -> None:
     image = smooth_images(1, (3, 64, 64))
-    model = to_agc(he_init_(resnet18()), example=image).eval()
+    model = to_agc(resnet18(), example=image).eval()
     names = ["layer1.0.conv1", "layer2"]  # one AGCConv2d, and a stage of several blocks
     seen: dict[str, Tensor] = {}
     for name in names:

@@ -2,9 +2,11 @@
 
 from .calibrate import calibrate
 from .fold import fold
+from .report import Change, Report
 from .signal_flags import SignalFlag
 from .signal_report import LayerSignal, SignalReport, signal_report
-from .to_agc import Change, Report, to_agc
+from .statistics import reestimate_statistics
+from .to_agc import to_agc
 
 __all__ = [
     "Change",
@@ -14,6 +16,7 @@ __all__ = [
     "SignalReport",
     "calibrate",
     "fold",
+    "reestimate_statistics",
     "signal_report",
     "to_agc",
 ]

@@ -53,14 +53,8 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
         module.register_forward_pre_hook(average.add, with_kwargs=True)
         for module, average in averages.items()
     ]
-    batches = 0
     with torch.no_grad():
-        for batch in data:
-            if isinstance(batch, Mapping) and _accepts_keywords(folded, batch):
-                folded(**batch)
-            else:
-                folded(batch[0] if isinstance(batch, (tuple, list)) else batch)
-            batches += 1
+        batches = run_batches(folded, data)
         for hook in hooks:
             hook.remove()
         if not batches:
@@ -73,6 +67,22 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
             if module in averages:
                 constant[module] = _with_constant_mean(module, averages[module].value(name)).eval()
     return replace_modules(folded, constant)
+
+
+def run_batches(model: nn.Module, data: Iterable[Any]) -> int:
+    """Run a model on all batches and return their number.
+
+    A dict is passed as keyword arguments if forward accepts them. Of a tuple or list only the first
+    element is used.
+    """
+    batches = 0
+    for batch in data:
+        if isinstance(batch, Mapping) and _accepts_keywords(model, batch):
+            model(**batch)
+        else:
+            model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        batches += 1
+    return batches
 
 
 def _accepts_keywords(model: nn.Module, keywords: Mapping[str, Any]) -> bool:

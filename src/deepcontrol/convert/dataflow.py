@@ -50,13 +50,15 @@ class Dataflow:
     """Producers and consumers of each module, over all of its calls.
 
     traced_in maps a module to the part of the model that was traced to find its neighbors.
-    unconfirmed are the modules that untraced code may call as well.
+    unconfirmed are the modules that untraced code may call as well. graphs maps each traced part
+    to the graphs of all paths through its code; parts inside of a traced part are left out.
     """
 
     producers: dict[nn.Module, set[Endpoint]] = field(default_factory=lambda: defaultdict(set))
     consumers: dict[nn.Module, set[Endpoint]] = field(default_factory=lambda: defaultdict(set))
     traced_in: dict[nn.Module, nn.Module] = field(default_factory=dict)
     unconfirmed: set[nn.Module] = field(default_factory=set)
+    graphs: dict[nn.Module, list[fx.Graph]] = field(default_factory=dict)
 
     def connect(self, producer: Endpoint, consumer: Endpoint) -> None:
         if isinstance(producer, nn.Module):
@@ -110,7 +112,7 @@ def observe_maps(
         observed[module] = max(observed.get(module, (0, 0)), (x.dim() - 2, positions(x)))
 
     hooks = [norm.register_forward_pre_hook(record, with_kwargs=True) for norm in norms]
-    _run_example(model, example, hooks)
+    run_example(model, example, hooks)
     return observed
 
 
@@ -127,6 +129,12 @@ def is_plain_sequential(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and not overridden
 
 
+def is_leaf(module: nn.Module) -> bool:
+    """Return whether a module counts as one step of the dataflow: those of torch.nn do."""
+    own = isinstance(module, _LEAVES)
+    return own or fx.Tracer().is_leaf_module(module, "")
+
+
 def _trace_parts(
     root: nn.Module,
     targets: set[nn.Module],
@@ -137,6 +145,8 @@ def _trace_parts(
     found = _trace_fx(root)
     if not found.producers and is_plain_sequential(root):
         found = _sequential_dataflow(root)
+    if all(root not in set(part.modules()) for part in flow.graphs):
+        flow.graphs |= found.graphs
     inside = set(root.modules())
     called = set(found.producers) - set(flow.producers)
     for module in called:
@@ -175,7 +185,7 @@ class _PathTracer(fx.Tracer):
         self.taken: list[bool] = []
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, _LEAVES) or super().is_leaf_module(m, module_qualified_name)
+        return is_leaf(m)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         # A slice of an nn.Sequential is a new module without a name: trace through it.
@@ -202,6 +212,7 @@ def _trace_fx(root: nn.Module) -> Dataflow:
             graphs = list(_path_graphs(root))
     except Exception:  # a model's code can raise anything when its input has no values
         return flow
+    flow.graphs[root] = graphs
     for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
         if node.op == "get_attr":  # a parameter read by name: its module is not only called
             owner = root.get_submodule(node.target.rpartition(".")[0])
@@ -322,11 +333,11 @@ def _called_only_inside(
     for part in set(parts.values()):
         hooks.append(part.register_forward_pre_hook(enter, prepend=True))
         hooks.append(part.register_forward_hook(leave, always_call=True))
-    _run_example(model, example, hooks)
+    run_example(model, example, hooks)
     return inside - outside
 
 
-def _run_example(model: nn.Module, example: Any, hooks: Iterable[RemovableHandle]) -> None:
+def run_example(model: nn.Module, example: Any, hooks: Iterable[RemovableHandle]) -> None:
     """Run the model once in eval mode without gradients; then remove the hooks.
 
     Training flags are restored, so the model does not change.

@@ -116,7 +116,7 @@ def _fuse_agc_layers(model: nn.Module) -> dict[nn.Module, nn.Module]:
         found = match_conv_norm_act(layer, flow)
         if isinstance(found, str):
             continue
-        neuron = make_agc_conv(found.conv, parameters_of(layer), found.activation)
+        neuron = make_agc_conv(found.conv, parameters_of(layer), found.activation, found.conv.bias)
         replacements[found.conv] = neuron
         replacements[layer] = nn.Identity()
         if found.activation_module is not None:

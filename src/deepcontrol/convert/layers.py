@@ -1,6 +1,5 @@
-"""Find BatchNorms, match them with convolution and activation, and build their AGC layers."""
+"""Match norms with their convolution and activation, build AGC layers, and put them in place."""
 
-import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,30 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import is_lazy
 
 from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
 from ..ops.activation import ActivationName, name_of_module
-from ..ops.layout import accumulate_dtype
 from .dataflow import Dataflow
+from .start import AGCParameters
 
 _AGC_CONVS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
 _AGC_LAYERS: dict[int, type[_AGC]] = {1: AGC1d, 2: AGC2d, 3: AGC3d}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-@dataclass(frozen=True)
-class AGCParameters:
-    """The parameters of Eq. 1 for one layer, each (C,): gamma, beta and lambda."""
-
-    gain: nn.Parameter
-    bias: nn.Parameter
-    mean_scale: nn.Parameter
 
 
 @dataclass(frozen=True)
@@ -72,6 +61,41 @@ def match_conv_norm_act(norm: nn.Module, flow: Dataflow) -> ConvNormAct | str:
     return ConvNormAct(conv)
 
 
+def scalable_source(norm: nn.Module, flow: Dataflow) -> _ConvNd | nn.Linear | None:
+    """Return the layer whose filters can be scaled for the norm after it, or None.
+
+    Its output must feed only the norm, and be linear in filters and bias that no other layer has.
+    """
+    source = flow.sole_producer(norm)
+    if not isinstance(source, (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)):
+        return None
+    plain = next(c for c in (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear) if isinstance(source, c))
+    grouped = isinstance(source, _TRANSPOSED) and source.groups != 1
+    if (
+        flow.sole_consumer(source) is not norm
+        or flow.unconfirmed & {source, norm}
+        or type(source).forward is not plain.forward
+        or "forward" in vars(source)
+        or hasattr(source, "parametrizations")
+        or not isinstance(source.weight, nn.Parameter)
+        or has_hooks(source)
+        or grouped
+    ):
+        return None
+    return source
+
+
+@torch.no_grad()
+def scale_filters_(layer: _ConvNd | nn.Linear, scale: Tensor) -> None:
+    """Multiply the filters of each output channel, and the bias, by scale (C,), in place."""
+    weight = layer.weight
+    channel = 1 if isinstance(layer, _TRANSPOSED) else 0
+    shape = [-1 if d == channel else 1 for d in range(weight.dim())]
+    weight.copy_(weight.to(scale.dtype) * scale.reshape(shape))
+    if layer.bias is not None:
+        layer.bias.copy_(layer.bias.to(scale.dtype) * scale)
+
+
 def _unsupported(conv: nn.Module) -> str | None:
     """Return why an AGCConv cannot replace this module, or None if it can."""
     kind = type(conv).__name__
@@ -90,7 +114,12 @@ def _unsupported(conv: nn.Module) -> str | None:
     return None
 
 
-def make_agc_conv(conv: _ConvNd, parameters: AGCParameters, activation: ActivationName) -> _AGCConv:
+def make_agc_conv(
+    conv: _ConvNd,
+    parameters: AGCParameters,
+    activation: ActivationName,
+    conv_bias: Tensor | None,
+) -> _AGCConv:
     """Build an AGCConv that shares the filters of a convolution.
 
     A bias b of the convolution is constant over each map, and AGC leaves gamma (1 - lambda) b of
@@ -100,8 +129,8 @@ def make_agc_conv(conv: _ConvNd, parameters: AGCParameters, activation: Activati
     # On meta, because all parameters are assigned below.
     neuron = agc_conv(**conv_options(conv), activation=activation, device="meta")
     bias = parameters.bias
-    if conv.bias is not None:
-        left = parameters.gain * (1 - parameters.mean_scale) * conv.bias.to(parameters.gain)
+    if conv_bias is not None:
+        left = parameters.gain * (1 - parameters.mean_scale) * conv_bias.to(parameters.gain)
         bias = nn.Parameter((bias + left).detach(), bias.requires_grad)
     assert isinstance(conv.weight, nn.Parameter)
     neuron.weight = conv.weight
@@ -161,149 +190,3 @@ def warn_dropped_hooks(name: str, module: nn.Module) -> None:
             "the module is replaced: register them again on its replacement",
             stacklevel=3,  # skip this function and the public function that calls it
         )
-
-
-_PLAIN_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-
-
-def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return every BatchNorm of a model by its (first) name.
-
-    Raises:
-        ValueError: If the model has none, or contains modules that cannot be converted.
-    """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, which has registered its parameters "
-            "already: convert the model before DistributedDataParallel wraps it"
-        )
-    found, frozen = {}, []
-    for name, module in model.named_modules():
-        place = _place(name)
-        if isinstance(module, torch.jit.ScriptModule):
-            if module is model or "BatchNorm" in module.original_name:
-                raise ValueError(
-                    f"{place} is scripted, and a scripted module cannot be changed: "
-                    "convert the model first, then script it"
-                )
-        elif any(is_lazy(a) for a in (*module._parameters.values(), *module._buffers.values())):
-            raise ValueError(
-                f"{place} ({type(module).__name__}) is not initialized yet: "
-                "run the model once on an input, then convert it"
-            )
-        elif isinstance(module, _BatchNorm):
-            found[name] = module
-        elif "FrozenBatchNorm" in type(module).__name__:
-            frozen.append(place)
-    if not found:
-        raise ValueError(f"no BatchNorm in {type(model).__name__}: {_remedy(frozen)}")
-    return found
-
-
-def _place(name: str) -> str:
-    return f"{name!r}" if name else "the model"
-
-
-def _remedy(frozen: list[str]) -> str:
-    if frozen:
-        return (
-            f"{frozen[0]} is a frozen BatchNorm with constant statistics; build the model with "
-            "nn.BatchNorm2d, load its weights, and convert it with init='bn'"
-        )
-    return "there is nothing to convert"
-
-
-def check_can_start(name: str, norm: _BatchNorm, init: str) -> None:
-    """Raise ValueError if AGC cannot be initialized from this BatchNorm as requested."""
-    place = f"{_place(name)} ({type(norm).__name__})"
-    if init == "bn" and (norm.running_mean is None or norm.running_var is None):
-        raise ValueError(
-            f"{place} has no running statistics (track_running_stats=False), which init='bn' "
-            "needs: use init='paper', or exclude it with `where`"
-        )
-    if init == "paper" and any(not p.requires_grad for p in norm.parameters(recurse=False)):
-        raise ValueError(
-            f"{place} is frozen (requires_grad=False), so the untrained values of init='paper' "
-            "would stay forever: use init='bn', which keeps its function and keeps it frozen, or "
-            "unfreeze it, or exclude it with `where`"
-        )
-
-
-def trailing_layers(norm: _BatchNorm) -> list[nn.Module] | None:
-    """Return the layers that a BatchNorm subclass applies after normalizing.
-
-    Some libraries put an activation or a dropout inside their BatchNorm (timm's BatchNormAct2d).
-    An overridden forward counts as "normalize, then call the children in order" if it computes the
-    same on a test input in eval mode.
-
-    Returns:
-        The layers, empty for a plain BatchNorm; None if the forward computes something else.
-    """
-    if type(norm).forward in _PLAIN_FORWARDS and "forward" not in vars(norm):
-        return []
-    probe = copy.deepcopy(norm).eval()
-    like = next((a for a in (probe.weight, probe.running_mean) if a is not None), torch.empty(0))
-    dims = next((d for d in (1, 2, 3) if isinstance(norm, getattr(nn, f"BatchNorm{d}d"))), 2)
-    x = torch.linspace(-2, 2, 2 * norm.num_features * 3**dims).to(like)
-    x = x.reshape(2, norm.num_features, *(3,) * dims)
-    try:
-        with torch.no_grad():
-            expected = _BatchNorm.forward(probe, x)
-            for layer in probe.children():
-                expected = layer(expected)
-            same = torch.allclose(probe(x), expected)
-    except (RuntimeError, TypeError, ValueError):
-        return None  # it takes other inputs than feature maps; the report lists it as skipped
-    return [layer for layer in norm.children() if type(layer) is not nn.Identity] if same else None
-
-
-def paper_parameters(norm: _BatchNorm, lam: float) -> AGCParameters:
-    """Return gamma = 1, beta = 0 and the given lambda; a gamma of all zeros is kept."""
-    gamma = 0.0 if has_zero_gamma(norm) else 1.0
-    like = _like(norm)
-    return _parameters(norm, *(like.new_full((norm.num_features,), a) for a in (gamma, 0, lam)))
-
-
-def has_zero_gamma(norm: _BatchNorm) -> bool:
-    """Return whether all of gamma is 0, as in a zero-initialized residual branch."""
-    gamma = norm.weight
-    return gamma is not None and not gamma.is_meta and not gamma.any()
-
-
-def eval_parameters(norm: _BatchNorm) -> AGCParameters:
-    """Return a BatchNorm in eval mode as Eq. 1 with lambda = 0.
-
-    gamma' = gamma / sqrt(var + eps), beta' = beta - gamma' * mean
-    """
-    mean, var = norm.running_mean, norm.running_var
-    assert mean is not None
-    assert var is not None
-    gain = torch.rsqrt(var.to(accumulate_dtype(var.dtype)) + norm.eps)
-    if norm.weight is not None:
-        gain = gain * norm.weight
-    bias = -gain * mean
-    if norm.bias is not None:
-        bias = bias + norm.bias
-    return _parameters(norm, gain, bias, torch.zeros_like(gain))
-
-
-def _parameters(norm: _BatchNorm, gain: Tensor, bias: Tensor, mean_scale: Tensor) -> AGCParameters:
-    """Make parameters with the dtype and requires_grad of the BatchNorm's."""
-    dtype = _like(norm).dtype
-
-    def parameter(value: Tensor, own: Tensor | None) -> nn.Parameter:
-        return nn.Parameter(value.detach().to(dtype), own is None or own.requires_grad)
-
-    return AGCParameters(
-        parameter(gain, norm.weight),
-        parameter(bias, norm.bias),
-        parameter(mean_scale, norm.weight),
-    )
-
-
-def _like(norm: _BatchNorm) -> Tensor:
-    """Return a tensor of the norm's dtype and device; fp32 without parameters and buffers."""
-    for a in (norm.weight, norm.running_mean):
-        if a is not None:
-            return a.detach()
-    return torch.empty(0)

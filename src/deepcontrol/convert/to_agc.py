@@ -2,92 +2,61 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, Literal, get_args, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 
+from ..nn.agc import _AGC
+from ..nn.init import he_init_, set_filters_
 from ..ops.activation import name_of_module
+from .batchnorms import (
+    Where,
+    check_can_start,
+    find_batchnorms,
+    keeps_function,
+    select_batchnorms,
+    trailing_layers,
+    warn_trained,
+)
 from .dataflow import observe_maps, trace_dataflow
 from .layers import (
-    AGCParameters,
     ConvNormAct,
-    check_can_start,
-    eval_parameters,
-    find_batchnorms,
-    has_zero_gamma,
     make_agc_conv,
     make_agc_layer,
     match_conv_norm_act,
-    paper_parameters,
     replace_modules,
-    trailing_layers,
+    scalable_source,
+    scale_filters_,
     warn_dropped_hooks,
 )
+from .report import Change, Report
+from .residual import Additions, find_additions
+from .start import (
+    AGCParameters,
+    batchnorm_parameters,
+    has_zero_gamma,
+    inverse_sigma,
+    untrained_parameters,
+)
+from .statistics import reestimate_statistics
 
-Init = Literal["paper", "bn"]
-Where = Callable[[str, nn.Module], bool]
-
-
-@dataclass(frozen=True)
-class Change:
-    """The conversion of one BatchNorm.
-
-    Attributes:
-        name: Name of the BatchNorm in the model; empty if it is the model itself.
-        was: Class name before the conversion.
-        became: Class name after the conversion; for fused layers with the name of the convolution
-            and the activation.
-        kind: "fused" (into one AGCConv with its convolution), "replaced" (by AGC1d/2d/3d) or
-            "skipped" (unchanged).
-        why: Reason for the kind, and notes on the initialization.
-    """
-
-    name: str
-    was: str
-    became: str
-    kind: Literal["fused", "replaced", "skipped"]
-    why: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """All changes to a model, in module order. Print it for a table."""
-
-    changes: tuple[Change, ...]
-
-    def __iter__(self) -> Iterator[Change]:
-        return iter(self.changes)
-
-    def __len__(self) -> int:
-        return len(self.changes)
-
-    def count(self, kind: Literal["fused", "replaced", "skipped"]) -> int:
-        """Return the number of BatchNorms that were fused, replaced or skipped."""
-        return Counter(change.kind for change in self.changes)[kind]
-
-    def __str__(self) -> str:
-        rows = [("layer", "was", "became", "why")]
-        rows += [(c.name or "(the model)", c.was, c.became, c.why) for c in self.changes]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
-            for row in rows
-        ]
-        total = ", ".join(f"{self.count(k)} {k}" for k in ("fused", "replaced", "skipped"))
-        return "\n".join([*(line.rstrip() for line in lines), total])
+Init = Literal["scratch", "paper", "bn", "centered"]
 
 
 @overload
 def to_agc(
     model: nn.Module,
     where: Where | None = None,
-    init: Init = "paper",
+    init: Init = "scratch",
     example: Any = None,
     report: Literal[False] = False,
+    *,
+    data: Iterable[Any] | None = None,
+    generator: torch.Generator | None = None,
 ) -> nn.Module: ...
 
 
@@ -95,19 +64,24 @@ def to_agc(
 def to_agc(
     model: nn.Module,
     where: Where | None = None,
-    init: Init = "paper",
+    init: Init = "scratch",
     example: Any = None,
     *,
     report: Literal[True],
+    data: Iterable[Any] | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[nn.Module, Report]: ...
 
 
 def to_agc(
     model: nn.Module,
     where: Where | None = None,
-    init: Init = "paper",
+    init: Init = "scratch",
     example: Any = None,
     report: bool = False,
+    *,
+    data: Iterable[Any] | None = None,
+    generator: torch.Generator | None = None,
 ) -> nn.Module | tuple[nn.Module, Report]:
     """Replace every BatchNorm of a model by AGC (automatic gain control), in place.
 
@@ -117,38 +91,58 @@ def to_agc(
     its name or index. Every other BatchNorm becomes AGC1d/2d/3d.
 
     BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses are converted. The filters stay the same
-    nn.Parameter objects; gains, biases and lambdas are new, so create the optimizer afterwards.
+    nn.Parameter objects; gains, biases and lambdas are new. Create the optimizer afterwards: one
+    that exists already does not train them. Report.new_parameters has their names.
 
     Only forward is traced. If another method of the model calls a convolution separately, exclude
     its BatchNorm with `where`.
 
     Args:
         model: The model to convert. It is changed in place.
-        where: where(name, batchnorm) -> bool selects the BatchNorms to convert. Default: all.
-        init: Initialization of the AGC layers.
+        where: The BatchNorms to convert: where(name, batchnorm) -> bool, a name, a glob
+            ("layer4.*"), or a list of these. Default: all.
+        init: Initialization.
 
-            "paper": gamma 1, beta 0, lambda 1, for training. A trained gamma and beta are not kept,
-            because they belong to maps of mean 0 and variance 1; only a gamma of all zeros is,
-            because it makes a residual branch start as its shortcut. The filters do not change. To
-            train from scratch, call he_init_(model) *before* the conversion: AGC needs it.
+            "scratch": for training from scratch. The whole model is initialized: filters by He
+            fan-in (he_init_), gamma 1, beta 0, lambda 1. The last layer of every residual branch
+            starts at branch_gain(number of residual additions), so that the variance of the signal
+            stays bounded over depth; other summed maps start at 1 / sqrt(number of operands).
 
-            "bn": gamma and beta that compute the same as the trained BatchNorm in eval mode, with
-            lambda 0. The outputs stay the same up to rounding.
+            "paper": gamma 1, beta 0, lambda 1, whatever the residual structure. The filters do not
+            change: call he_init_(model) *before* the conversion. A gamma of all zeros is kept.
+
+            "bn": for fine-tuning. Gamma and beta compute the same as the trained BatchNorm in eval
+            mode, with lambda 0. The outputs stay the same up to rounding.
+
+            "centered": for fine-tuning on images that differ from the training images. As "bn", but
+            with lambda 1 and beta as trained: the sample's own mean replaces the running mean.
+            Maps of one position, and those before global average pooling, start as with "bn".
+
+            With "bn" and "centered" the filters W of a convolution that feeds only the BatchNorm
+            become W / sigma, in place, and gamma stays as trained. The function is the same, and
+            fine-tuning does not depend on the scale of the filters, as with BatchNorm.
         example: An input of the model, a tuple of inputs or a dict of keyword arguments. The model
             runs on it once, in eval mode. This finds maps of one position (squeeze-and-excitation,
             the pooling of ASPP), where the mean is the value itself, so that lambda starts at 0
             there. Without it, only a BatchNorm1d after a linear layer is known to have such maps.
-            It also shows which module calls which if torch.fx cannot trace the model; without it,
-            convolution and BatchNorm stay two layers there.
+            It also shows which module calls which, and what is added to what, if torch.fx cannot
+            trace the model; without it, convolution and BatchNorm stay two layers there.
         report: Also return a Report, a table of all changes and their reasons.
+        data: Only for "bn" and "centered": batches of new images, on which the statistics of the
+            BatchNorms are estimated again first (reestimate_statistics).
+        generator: Random number generator for the filters of init="scratch"; torch's default if
+            None.
 
     Returns:
         The converted model (the same object, unless the model itself is a BatchNorm), or
         (model, Report) with report=True.
 
     Raises:
-        ValueError: If the model has no BatchNorm, or one that cannot be converted. The model is
-            then unchanged.
+        ValueError: If the model has no BatchNorm, or one that cannot be converted, or if a name in
+            `where` matches none. The model is then unchanged.
+
+    Warns:
+        UserWarning: If the BatchNorms have trained statistics that `init` discards.
 
     Reference:
         Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
@@ -160,10 +154,20 @@ def to_agc(
     layer  was          became                 why
     1      BatchNorm2d  AGCConv2d at 0 (relu)  fused with its convolution and ReLU
     1 fused, 0 replaced, 0 skipped
+    3 new parameters: create the optimizer after the conversion
     """
     if init not in get_args(Init):
         raise ValueError(f"unknown init {init!r}: choose one of {', '.join(get_args(Init))}")
+    if data is not None and not keeps_function(init):
+        raise ValueError(
+            f"data is for the statistics of trained BatchNorms, and init={init!r} discards them: "
+            "use init='bn' or 'centered', or leave out data"
+        )
     conversion = _Conversion(model, where, init, example)
+    if data is not None:
+        reestimate_statistics(model, data)
+    # "scratch" initializes the whole model, excluded BatchNorms too.
+    warn_trained(conversion.norms.values() if init == "scratch" else conversion.selected, init)
     changes = []
     # Plan all changes before the first one, so that an error leaves the model unchanged.
     with torch.no_grad():
@@ -172,8 +176,14 @@ def to_agc(
     for name, module in model.named_modules():
         if module in conversion.replacements:
             warn_dropped_hooks(name, module)
+    before = set(model.parameters())
+    scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, conversion.replacements)
-    return (converted, Report(tuple(changes))) if report else converted
+    if not report:
+        return converted
+    new = tuple(name for name, p in converted.named_parameters() if p not in before)
+    found = conversion.additions
+    return converted, Report(tuple(changes), new, scaled, found.blocks, found.missing)
 
 
 class _Conversion:
@@ -182,12 +192,22 @@ class _Conversion:
     def __init__(self, model: nn.Module, where: Where | None, init: Init, example: Any) -> None:
         self.norms = find_batchnorms(model)
         self.init = init
-        self.selected = {m for n, m in self.norms.items() if where is None or where(n, m)}
+        self.selected = select_batchnorms(self.norms, where)
+        for name, norm in self.norms.items():
+            if norm in self.selected and trailing_layers(norm) is not None:
+                check_can_start(name, norm, init)
         self.flow = trace_dataflow(model, self.selected, example)
         self.has_example = example is not None
         self.maps = observe_maps(model, self.selected, example) if self.has_example else {}
         self.names = {module: name for name, module in model.named_modules()}
         self.replacements: dict[nn.Module, nn.Module] = {}
+        self.additions = Additions()
+        if init == "scratch":
+            self.additions = find_additions(model, self.flow, example)
+        self.owners = Counter(
+            p for module in model.modules() for p in module._parameters.values() if p is not None
+        )
+        self.filter_scales: dict[_ConvNd | nn.Linear, Tensor] = {}
 
     def convert(self, name: str, norm: _BatchNorm) -> Change:
         """Choose the replacement of one BatchNorm."""
@@ -202,7 +222,6 @@ class _Conversion:
                 stacklevel=3,
             )
             return Change(name, was, was, "skipped", "its class overrides forward")
-        check_can_start(name, norm, self.init)
         parameters, notes = self._start(name, norm, trailing)
         match = match_conv_norm_act(norm, self.flow)
         if isinstance(match, str):
@@ -230,7 +249,10 @@ class _Conversion:
         if len(trailing) == 1 and (own := name_of_module(trailing[0])) is not None:
             parts.append(f"built-in {type(trailing[0]).__name__}")
             activation, trailing = own, []
-        neuron = make_agc_conv(conv, parameters, activation).train(norm.training)
+        bias = None if self.init == "scratch" else conv.bias  # "scratch" sets it to 0
+        if bias is not None and conv in self.filter_scales:
+            bias = bias * self.filter_scales[conv]
+        neuron = make_agc_conv(conv, parameters, activation, bias).train(norm.training)
         self.replacements[conv] = neuron
         self.replacements[norm] = nn.Sequential(*trailing) if trailing else nn.Identity()
         became = f"{type(neuron).__name__} at {self.names[conv]} ({activation})"
@@ -246,12 +268,14 @@ class _Conversion:
             notes.append(f"lambda 0: {single}")
         elif self.has_example and norm not in self.maps:
             notes.append("not reached by the example")
-        if self.init == "bn":
-            return eval_parameters(norm), notes
-        if has_zero_gamma(norm):
-            notes.append("gamma 0 kept")
         # A trailing activation lies between the norm and the pooling.
-        if not single and not trailing and self.flow.feeds_global_pool(norm):
+        pooled = not single and not trailing and self.flow.feeds_global_pool(norm)
+        if keeps_function(self.init):
+            centered = self.init == "centered" and not single and not pooled
+            if self.init == "centered" and pooled:
+                notes.append("lambda 0: global average pooling follows")
+            return self._continue(norm, centered), notes
+        if pooled:
             notes.append("hazard: global average pooling follows")
             warnings.warn(
                 f"{name} is followed by global average pooling: at lambda 1 every map has mean "
@@ -259,7 +283,40 @@ class _Conversion:
                 "with `where`, or start it at lambda 0",
                 stacklevel=4,
             )
-        return paper_parameters(norm, lam=0.0 if single else 1.0), notes
+        gamma = 1.0
+        if norm in self.additions.gains:
+            end = self.additions.gains[norm]
+            gamma = end.gain
+            notes.append(f"{end}: gamma {gamma:.2f}")
+        elif has_zero_gamma(norm):
+            gamma = 0.0
+            notes.append("gamma 0 kept")
+        return untrained_parameters(norm, gamma, lam=0.0 if single else 1.0), notes
+
+    def _continue(self, norm: _BatchNorm, centered: bool) -> AGCParameters:
+        """Return parameters that continue from the BatchNorm; plan to scale its filters."""
+        source = scalable_source(norm, self.flow)
+        if source is not None and all(
+            self.owners[p] == 1 for p in source.parameters(recurse=False)
+        ):
+            self.filter_scales[source] = inverse_sigma(norm)
+        return batchnorm_parameters(
+            norm, centered=centered, normalized_filters=source in self.filter_scales
+        )
+
+    def initialize(
+        self, model: nn.Module, generator: torch.Generator | None
+    ) -> tuple[tuple[str, float], ...]:
+        """Change the parameters of the model itself; return the layers scaled for an addition."""
+        for source, scale in self.filter_scales.items():
+            scale_filters_(source, scale)
+        scaled = []
+        if self.init == "scratch":
+            he_init_(model, generator)
+            for layer, end in self.additions.gains.items():
+                if isinstance(layer, (_ConvNd, nn.Linear, _AGC)) and _scale_(layer, end.gain):
+                    scaled.append((self.names[layer], end.gain))
+        return tuple(scaled)
 
     def _single_position(self, norm: _BatchNorm) -> str | None:
         """Return how the maps of the norm are known to have one position, or None."""
@@ -285,3 +342,16 @@ class _Conversion:
                 "model's convolutions do not determine which: pass example="
             )
         return conv_dims.pop()
+
+
+@torch.no_grad()
+def _scale_(layer: nn.Module, factor: float) -> bool:
+    """Scale the gamma of a layer, or its filters if it has none; return whether it has either."""
+    gain = getattr(layer, "weight" if isinstance(layer, _AGC) else "gain", None)
+    if gain is not None:
+        gain.mul_(factor)
+    elif isinstance(layer, (_ConvNd, nn.Linear)):
+        set_filters_(layer, factor * layer.weight)
+    else:
+        return False
+    return True

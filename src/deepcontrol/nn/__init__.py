@@ -2,7 +2,7 @@
 
 from .agc import AGC1d, AGC2d, AGC3d, norm_act
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
-from .init import he_init_, identity_init_, unit_init_
+from .init import branch_gain, he_init_, identity_init_, unit_init_
 from .linear import AGCLinear
 from .memory import saved_bytes
 from .param_groups import param_groups
@@ -18,6 +18,7 @@ __all__ = [
     "AGCConvPool2d",
     "AGCLinear",
     "SharedMeans",
+    "branch_gain",
     "he_init_",
     "identity_init_",
     "norm_act",

@@ -50,6 +50,31 @@ def he_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.M
     return model
 
 
+def branch_gain(blocks: int) -> float:
+    """Return the initial gain of the last neuron of every residual branch.
+
+        gain = 1 / sqrt(blocks)
+
+    A residual block computes x + f(x). AGC does not divide by a measured spread, so with gains of 1
+    the variance of f(x) is about that of x, and every block doubles the variance of the signal: it
+    grows as 2^blocks. With this gain a block multiplies the variance by 1 + 1 / blocks, which is
+    less than e = 2.72 over all blocks, whatever the depth. A gain of 0 bounds the variance as well,
+    but gives the other layers of the branch no gradient in the first step.
+
+    Args:
+        blocks: Number of residual additions in the network.
+
+    Returns:
+        The gain. It is 1 without residual additions.
+
+    >>> branch_gain(16)
+    0.25
+    """
+    if blocks < 0:
+        raise ValueError(f"expected a number of residual additions of 0 or more, got {blocks}")
+    return 1 / math.sqrt(max(blocks, 1))
+
+
 def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -> nn.Module:
     """Initialize convolutions as the identity except after poolings, in place.
 

@@ -1,0 +1,170 @@
+"""Find the BatchNorms of a model, select some of them, and check that they can be converted."""
+
+import copy
+import difflib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
+Selector = Callable[[str, nn.Module], bool] | str
+Where = Selector | Sequence[Selector]
+
+_PLAIN_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Return every BatchNorm of a model by its (first) name.
+
+    Raises:
+        ValueError: If the model has none, or contains modules that cannot be converted.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            "the model is wrapped in DistributedDataParallel, which has registered its parameters "
+            "already: convert the model before DistributedDataParallel wraps it"
+        )
+    found, frozen = {}, []
+    for name, module in model.named_modules():
+        place = _place(name)
+        if isinstance(module, torch.jit.ScriptModule):
+            if module is model or "BatchNorm" in module.original_name:
+                raise ValueError(
+                    f"{place} is scripted, and a scripted module cannot be changed: "
+                    "convert the model first, then script it"
+                )
+        elif any(is_lazy(a) for a in (*module._parameters.values(), *module._buffers.values())):
+            raise ValueError(
+                f"{place} ({type(module).__name__}) is not initialized yet: "
+                "run the model once on an input, then convert it"
+            )
+        elif isinstance(module, _BatchNorm):
+            found[name] = module
+        elif "FrozenBatchNorm" in type(module).__name__:
+            frozen.append(place)
+    if not found:
+        raise ValueError(f"no BatchNorm in {type(model).__name__}: {_remedy(frozen)}")
+    return found
+
+
+def _place(name: str) -> str:
+    return f"{name!r}" if name else "the model"
+
+
+def _remedy(frozen: list[str]) -> str:
+    if frozen:
+        return (
+            f"{frozen[0]} is a frozen BatchNorm with constant statistics; build the model with "
+            "nn.BatchNorm2d, load its weights, and convert it with init='bn'"
+        )
+    return "there is nothing to convert"
+
+
+def select_batchnorms(norms: Mapping[str, _BatchNorm], where: Where | None) -> set[_BatchNorm]:
+    """Return the BatchNorms that `where` selects: by function, name or glob, or a list of them.
+
+    Raises:
+        ValueError: If a name or glob matches no BatchNorm.
+    """
+    if where is None:
+        return set(norms.values())
+    selectors = [where] if isinstance(where, str) or callable(where) else list(where)
+    selected = set[_BatchNorm]()
+    for selector in selectors:
+        if isinstance(selector, str):
+            found = {norm for name, norm in norms.items() if fnmatchcase(name, selector)}
+            if not found:
+                raise ValueError(
+                    f"where={selector!r} matches no BatchNorm: expected the name of a BatchNorm or "
+                    f"a glob. {_similar(norms, selector)}"
+                )
+        else:
+            found = {norm for name, norm in norms.items() if selector(name, norm)}
+        selected |= found
+    return selected
+
+
+def _similar(norms: Mapping[str, _BatchNorm], selector: str) -> str:
+    """Return a suggestion for a name that matches no BatchNorm."""
+    inside = f"{selector}.*"
+    if any(fnmatchcase(name, inside) for name in norms):
+        return f"To select the BatchNorms inside of {selector!r}, use {inside!r}"
+    close = difflib.get_close_matches(selector, norms, cutoff=0.4)
+    some = close or list(norms)[:3]
+    return f"{'Similar' if close else 'Some'} names: {', '.join(map(repr, some))}"
+
+
+def keeps_function(init: str) -> bool:
+    """Return whether an initialization starts from the trained BatchNorms."""
+    return init in ("bn", "centered")
+
+
+def warn_trained(norms: Iterable[_BatchNorm], init: str) -> None:
+    """Warn if an initialization discards trained statistics."""
+    if keeps_function(init):
+        return
+    trained = [norm for norm in norms if _batches_tracked(norm) > 0]
+    if trained:
+        lost = "overwrites all filters and discards" if init == "scratch" else "discards"
+        warnings.warn(
+            f"{len(trained)} BatchNorms have trained statistics (num_batches_tracked > 0), and "
+            f"init={init!r} {lost} their gains, biases and statistics. To start from the trained "
+            "model, use init='bn'. To train from scratch, build the model without weights, or "
+            "call reset_running_stats() on its BatchNorms",
+            stacklevel=3,  # skip this function and to_agc
+        )
+
+
+def _batches_tracked(norm: _BatchNorm) -> int:
+    count = norm.num_batches_tracked
+    return 0 if count is None or count.is_meta else int(count)
+
+
+def check_can_start(name: str, norm: _BatchNorm, init: str) -> None:
+    """Raise ValueError if AGC cannot be initialized from this BatchNorm as requested."""
+    place = f"{_place(name)} ({type(norm).__name__})"
+    if keeps_function(init) and (norm.running_mean is None or norm.running_var is None):
+        raise ValueError(
+            f"{place} has no running statistics (track_running_stats=False), which init={init!r} "
+            "needs: use init='scratch', or exclude it with `where`"
+        )
+    if not keeps_function(init) and any(
+        not p.requires_grad for p in norm.parameters(recurse=False)
+    ):
+        raise ValueError(
+            f"{place} is frozen (requires_grad=False), so the untrained values of init={init!r} "
+            "would stay forever: use init='bn', which keeps its function and keeps it frozen, or "
+            "unfreeze it, or exclude it with `where`"
+        )
+
+
+def trailing_layers(norm: _BatchNorm) -> list[nn.Module] | None:
+    """Return the layers that a BatchNorm subclass applies after normalizing.
+
+    Some libraries put an activation or a dropout inside their BatchNorm (timm's BatchNormAct2d).
+    An overridden forward counts as "normalize, then call the children in order" if it computes the
+    same on a test input in eval mode.
+
+    Returns:
+        The layers, empty for a plain BatchNorm; None if the forward computes something else.
+    """
+    if type(norm).forward in _PLAIN_FORWARDS and "forward" not in vars(norm):
+        return []
+    probe = copy.deepcopy(norm).eval()
+    like = next((a for a in (probe.weight, probe.running_mean) if a is not None), torch.empty(0))
+    dims = next((d for d in (1, 2, 3) if isinstance(norm, getattr(nn, f"BatchNorm{d}d"))), 2)
+    x = torch.linspace(-2, 2, 2 * norm.num_features * 3**dims).to(like)
+    x = x.reshape(2, norm.num_features, *(3,) * dims)
+    try:
+        with torch.no_grad():
+            expected = _BatchNorm.forward(probe, x)
+            for layer in probe.children():
+                expected = layer(expected)
+            same = torch.allclose(probe(x), expected)
+    except (RuntimeError, TypeError, ValueError):
+        return None  # it takes other inputs than feature maps; the report lists it as skipped
+    return [layer for layer in norm.children() if type(layer) is not nn.Identity] if same else None

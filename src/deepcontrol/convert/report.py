@@ -1,0 +1,83 @@
+"""The report of a conversion: every change to a model, as records and as a table."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Change:
+    """The conversion of one BatchNorm.
+
+    Attributes:
+        name: Name of the BatchNorm in the model; empty if it is the model itself.
+        was: Class name before the conversion.
+        became: Class name after the conversion; for fused layers with the name of the convolution
+            and the activation.
+        kind: "fused" (into one AGCConv with its convolution), "replaced" (by AGC1d/2d/3d) or
+            "skipped" (unchanged).
+        why: Reason for the kind, and notes on the initialization.
+    """
+
+    name: str
+    was: str
+    became: str
+    kind: Literal["fused", "replaced", "skipped"]
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """All changes to a model, in module order. Print it for a table.
+
+    Attributes:
+        changes: The conversion of every BatchNorm.
+        new_parameters: Names of the parameters that the conversion created. An optimizer created
+            before it does not have them.
+        scaled_layers: Names of the convolutions and linear layers that end a residual branch, or
+            another operand of a sum, without a norm after them, with the factor of their filters.
+        blocks: Number of residual additions found in the model; only init="scratch" looks for them.
+        missing: Why residual additions may be missing, or None.
+    """
+
+    changes: tuple[Change, ...]
+    new_parameters: tuple[str, ...] = ()
+    scaled_layers: tuple[tuple[str, float], ...] = ()
+    blocks: int = 0
+    missing: str | None = None
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def count(self, kind: Literal["fused", "replaced", "skipped"]) -> int:
+        """Return the number of BatchNorms that were fused, replaced or skipped."""
+        return Counter(change.kind for change in self.changes)[kind]
+
+    def __str__(self) -> str:
+        rows = [("layer", "was", "became", "why")]
+        rows += [(c.name or "(the model)", c.was, c.became, c.why) for c in self.changes]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
+            for row in rows
+        ]
+        total = ", ".join(f"{self.count(k)} {k}" for k in ("fused", "replaced", "skipped"))
+        return "\n".join([*(line.rstrip() for line in lines), total, *self._summary()])
+
+    def _summary(self) -> Iterator[str]:
+        if self.blocks:
+            yield f"{self.blocks} residual additions"
+        if self.scaled_layers:
+            layers = [f"{name} by {gain:.2f}" for name, gain in self.scaled_layers]
+            if len(layers) > 4:
+                layers[3:] = [f"and {len(layers) - 3} more (Report.scaled_layers)"]
+            yield f"filters scaled at the end of summed branches: {', '.join(layers)}"
+        if self.missing:
+            yield f"residual branches were not all found: {self.missing}"
+        if self.new_parameters:
+            count = len(self.new_parameters)
+            yield f"{count} new parameters: create the optimizer after the conversion"
