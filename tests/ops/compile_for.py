@@ -98,6 +98,8 @@ def launch_all(dtype: torch.dtype, last: bool) -> None:
         weight = maps(shape[1], shape[1], 3, 3, dtype=torch.float32, last=last)
         scaled = gain.scale(weight, gamma, dtype)
         gain.scale_backward(weight, gamma, scaled)
+        gain.scale(weight, gamma, dtype, 2**0.5)
+        gain.scale_backward(weight, gamma, scaled, 2**0.5)
 
 
 def resources(cubin: bytes) -> dict[str, int]:

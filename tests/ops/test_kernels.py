@@ -250,8 +250,12 @@ def trained(neuron: AGCConv2d, layer: AGC2d, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("activation", ["relu", "silu"])
 @pytest.mark.parametrize("width", [5, 6], ids=["output", "mask"])  # 24 positions allow a mask
-def test_layers_on_kernels(activation: str, width: int, request: pytest.FixtureRequest) -> None:
-    neuron, layer = AGCConv2d(2, 3, 3, padding=1, activation=activation), AGC2d(3)  # type: ignore[arg-type]
+@pytest.mark.parametrize("weight_norm", [False, True])
+def test_layers_on_kernels(
+    activation: str, width: int, weight_norm: bool, request: pytest.FixtureRequest
+) -> None:
+    options = {"activation": activation, "weight_norm": weight_norm}
+    neuron, layer = AGCConv2d(2, 3, 3, padding=1, **options), AGC2d(3)  # type: ignore[arg-type]
     x = torch.randn(2, 2, 4, width, requires_grad=True)
     expected = trained(neuron, layer, x)
     request.getfixturevalue("on_kernels")
@@ -260,10 +264,11 @@ def test_layers_on_kernels(activation: str, width: int, request: pytest.FixtureR
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu"])
+@pytest.mark.parametrize("weight_norm", [False, True])
 def test_second_derivatives_take_the_plain_path(
-    activation: str, request: pytest.FixtureRequest
+    activation: str, weight_norm: bool, request: pytest.FixtureRequest
 ) -> None:
-    neuron = AGCConv2d(1, 2, 2, activation=activation)  # type: ignore[arg-type]
+    neuron = AGCConv2d(1, 2, 2, activation=activation, weight_norm=weight_norm)  # type: ignore[arg-type]
     x = torch.randn(1, 1, 3, 5, requires_grad=True)
 
     def curvature() -> Tensor:

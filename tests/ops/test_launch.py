@@ -70,6 +70,7 @@ def assert_short(launches: list[tuple[str, list[str]]], kernels: list[str]) -> N
         assert len(stack) <= MAX_FRAMES, (name, stack)
 
 
+@pytest.mark.parametrize("weight_norm", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
     ("size", "kernels"),
@@ -80,10 +81,14 @@ def assert_short(launches: list[tuple[str, list[str]]], kernels: list[str]) -> N
     ids=["single pass", "tiled"],
 )
 def test_neuron(
-    size: tuple[int, int], kernels: list[str], grad: bool, launches: list[tuple[str, list[str]]]
+    size: tuple[int, int],
+    kernels: list[str],
+    grad: bool,
+    weight_norm: bool,
+    launches: list[tuple[str, list[str]]],
 ) -> None:
     with torch.set_grad_enabled(grad):
-        AGCConv2d(3, 8, 3, padding=1)(torch.randn(2, 3, *size))
+        AGCConv2d(3, 8, 3, padding=1, weight_norm=weight_norm)(torch.randn(2, 3, *size))
     assert_short(launches, kernels)
 
 
