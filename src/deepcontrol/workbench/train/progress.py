@@ -35,10 +35,11 @@ class Display:
     Args:
         console: Rich console.
         enabled: False in all processes but the main one.
+        prefix: Start of every line.
     """
 
-    def __init__(self, console: Console, enabled: bool = True) -> None:
-        self.console, self.enabled = console, enabled
+    def __init__(self, console: Console, enabled: bool = True, prefix: str = "") -> None:
+        self.console, self.enabled, self.prefix = console, enabled, prefix
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=16),
@@ -68,7 +69,7 @@ class Display:
         if not self.enabled:
             return
         try:
-            self.console.print(escape(text), highlight=False, soft_wrap=True)
+            self.console.print(escape(self.prefix + text), highlight=False, soft_wrap=True)
         except (OSError, SystemExit):  # rich exits on a closed pipe; the run must continue
             self.enabled = False
 

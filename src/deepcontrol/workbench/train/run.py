@@ -177,7 +177,7 @@ def open_run(
         ConfigChangedError: The folder holds a run with other settings or other data.
         CheckpointError: No checkpoint can be read, or it does not match the run.
     """
-    before, derived_before = _load_started_config(config)
+    before, derived_before = load_started_config(config)
     sources = open_sources(config)
     train, val = _load_data(config, sources, group, display, interrupts)
     data = group.broadcast(fingerprints(train, val) if group.is_main else {})
@@ -207,7 +207,7 @@ def open_run(
     step = TrainingStep(wrapped, objective.loss, optimizer, engine, autocast, before_update)
     events = None
     if group.is_main:
-        if position is None and _is_finished(config.out, (before or config).epochs):
+        if position is None and is_finished(config.out, (before or config).epochs):
             display.log(archive_records(config.out))  # before config.json changes
         machine = describe_machine(group.device, autocast)
         save_config(config, derived_values(config, model, train, val, data), about(machine))
@@ -256,7 +256,7 @@ def _build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.opt
     return sgd(parameters, lr, config.momentum, sharded=config.fsdp)
 
 
-def _load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:
+def load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:
     """Return the configuration and derived values of the run in the folder, if there is one."""
     if (config.out / CONFIG).exists():
         before, derived = load_config(config.out)
@@ -327,7 +327,7 @@ def _resume(
     return position
 
 
-def _is_finished(run: Path, epochs: int) -> bool:
+def is_finished(run: Path, epochs: int) -> bool:
     """Return whether a run has diverged or recorded all its epochs."""
     metrics = run / runfolder.METRICS
     diverged = (run / runfolder.DIVERGED).exists() and metrics.exists()
