@@ -9,7 +9,6 @@ network on small images (--width 0.25 --size 64x128 --device cpu --precision fp3
 """
 
 import argparse
-import csv
 import math
 import statistics
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.bench.results import has_row, provenance
+from deepcontrol.workbench.bench.results import append_row, has_row, provenance
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.models import Norm
 from deepcontrol.workbench.optim import sgd
@@ -112,7 +111,7 @@ def main() -> None:
             }
             if not has_row(flags.out, key):
                 row = key | train_network(TREATMENTS[name], seed, train, val, flags) | here
-                append(flags.out, row)
+                append_row(flags.out, row)
                 print(*row.values(), sep=", ", flush=True)
 
 
@@ -195,17 +194,6 @@ def train_network(
         except NotFiniteError:  # the last update diverged
             row["diverged_at_step"] = len(losses)
     return row
-
-
-def append(path: Path, row: dict[str, Any]) -> None:
-    """Append a row, so that processes with different seeds can share the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, row, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch.nn import functional
 from deepcontrol import AGC2d, branch_gain, to_agc
 from deepcontrol.convert.dataflow import Dataflow, trace_dataflow
 from deepcontrol.convert.residual import Additions, find_additions
+from deepcontrol.nn.init import CENTERING_GAIN
 from tests.convert.networks import Residual, SqueezeExcite, UNet, row
 
 IMAGE = (1, 8, 12, 12)
@@ -225,6 +226,11 @@ CASES: list[tuple[type[nn.Module], int, dict[str, float]]] = [
 ]
 
 
+def assert_gain(gain: Tensor, factor: float) -> None:
+    """Check that all gains are `factor` times that of a neuron outside of sums."""
+    torch.testing.assert_close(gain, torch.full_like(gain, factor * CENTERING_GAIN))
+
+
 def by_name(model: nn.Module, found: Additions) -> dict[str, float]:
     names = {module: name for name, module in model.named_modules()}
     return {names[module]: end.gain for module, end in found.gains.items()}
@@ -254,12 +260,15 @@ def test_gain_falls_with_the_number_of_blocks() -> None:
     model = nn.Sequential(*(Basic() for _ in range(4)), PreActivation())
     model, report = to_agc(model, report=True)
     for block in model[:4]:
-        assert block.conv1.gain.eq(1).all()
-        torch.testing.assert_close(block.conv2.gain, torch.full((8,), branch_gain(5)))
+        # The block's ReLU is called twice and not fused, so the gain has He's factor for it.
+        assert_gain(block.conv1.gain, math.sqrt(2))
+        torch.testing.assert_close(
+            block.conv2.gain, torch.full((8,), CENTERING_GAIN * branch_gain(5))
+        )
     assert report.blocks == 5
     assert report.scaled_layers == (("4.conv2", branch_gain(5)),)
     table = str(report)
-    assert table.count("last of a residual branch: gamma 0.45") == 4
+    assert table.count("last of a residual branch: gamma 0.54") == 4
     assert "filters scaled at the end of summed branches: 4.conv2 by 0.45" in table
     assert "5 residual additions" in table
 
@@ -285,7 +294,9 @@ def test_nested_sums_multiply() -> None:
     assert report.blocks == 4
     for block in model:
         for layer in (block.conv1, block.conv2):
-            torch.testing.assert_close(layer.gain, torch.full((8,), HALF * branch_gain(4)))
+            torch.testing.assert_close(
+                layer.gain, torch.full((8,), CENTERING_GAIN * HALF * branch_gain(4))
+            )
 
 
 def test_many_scaled_layers_are_summarized() -> None:
@@ -296,9 +307,9 @@ def test_many_scaled_layers_are_summarized() -> None:
 
 def test_summed_maps_are_in_the_table() -> None:
     model, report = to_agc(TwoPaths(), report=True)
-    assert str(report).count("one of 3 summed maps: gamma 0.58") == 3
+    assert str(report).count("one of 3 summed maps: gamma 0.70") == 3
     assert isinstance(model.bn0, AGC2d)
-    torch.testing.assert_close(model.bn0.weight, torch.full((8,), 1 / math.sqrt(3)))
+    assert_gain(model.bn0.weight, 1 / math.sqrt(3))
 
 
 def test_agc_layers_of_the_model_itself_are_scaled() -> None:
@@ -338,7 +349,7 @@ def test_untraceable_model() -> None:
     assert report.blocks == 4
     assert report.missing is None
     for block in model.blocks:  # the norms stay apart, because untraced code may call them
-        torch.testing.assert_close(block.bn2.weight, torch.full((8,), branch_gain(4)))
+        assert_gain(block.bn2.weight, branch_gain(4))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
     model, report = to_agc(Untraceable(), report=True)
@@ -356,7 +367,7 @@ def test_parts_of_an_untraceable_model() -> None:
     model, report = to_agc(Parts(), report=True)
     assert report.blocks == 4
     assert report.missing is not None
-    torch.testing.assert_close(model.blocks[0].bn2.weight, torch.full((8,), branch_gain(4)))
+    assert_gain(model.blocks[0].bn2.weight, branch_gain(4))
 
 
 class LeavesTorch(nn.Module):
@@ -400,7 +411,7 @@ def test_zero_gamma_is_not_needed() -> None:
         nn.init.zeros_(block.bn2.weight)
     to_agc(model)
     for block in model.blocks:
-        torch.testing.assert_close(block.conv2.gain, torch.full_like(block.conv2.gain, HALF))
+        assert_gain(block.conv2.gain, HALF)
     # Without an example these branches are not found, and the zeros stay.
     hidden = Untraceable()
     nn.init.zeros_(hidden.blocks[0].bn2.weight)

@@ -119,6 +119,7 @@ def make_agc_conv(
     parameters: AGCParameters,
     activation: ActivationName,
     conv_bias: Tensor | None,
+    weight_norm: bool = False,
 ) -> _AGCConv:
     """Build an AGCConv that shares the filters of a convolution.
 
@@ -127,7 +128,9 @@ def make_agc_conv(
     """
     agc_conv = _AGC_CONVS[conv.weight.dim() - 2]
     # On meta, because all parameters are assigned below.
-    neuron = agc_conv(**conv_options(conv), activation=activation, device="meta")
+    neuron = agc_conv(
+        **conv_options(conv), activation=activation, weight_norm=weight_norm, device="meta"
+    )
     bias = parameters.bias
     if conv_bias is not None:
         left = parameters.gain * (1 - parameters.mean_scale) * conv_bias.to(parameters.gain)

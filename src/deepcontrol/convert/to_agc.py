@@ -1,5 +1,6 @@
 """Convert a model from BatchNorm to AGC (automatic gain control)."""
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..nn.agc import _AGC
-from ..nn.init import he_init_, set_filters_
+from ..nn.init import CENTERING_GAIN, he_filter_norm, he_init_, set_filters_
 from ..ops.activation import name_of_module
 from .batchnorms import (
     Where,
@@ -104,9 +105,12 @@ def to_agc(
         init: Initialization.
 
             "scratch": for training from scratch. The whole model is initialized: filters by He
-            fan-in (he_init_), gamma 1, beta 0, lambda 1. The last layer of every residual branch
-            starts at branch_gain(number of residual additions), so that the variance of the signal
+            fan-in (he_init_), beta 0, lambda 1, and gamma 1.21, which makes up for the variance of
+            the mean that is subtracted. The last layer of every residual branch starts at
+            branch_gain(number of residual additions) times that, so that the variance of the signal
             stays bounded over depth; other summed maps start at 1 / sqrt(number of operands).
+            Fused layers have weight_norm (see AGCConv2d), which trains better and tolerates higher
+            learning rates.
 
             "paper": gamma 1, beta 0, lambda 1, whatever the residual structure. The filters do not
             change: call he_init_(model) *before* the conversion. A gamma of all zeros is kept.
@@ -252,7 +256,12 @@ class _Conversion:
         bias = None if self.init == "scratch" else conv.bias  # "scratch" sets it to 0
         if bias is not None and conv in self.filter_scales:
             bias = bias * self.filter_scales[conv]
-        neuron = make_agc_conv(conv, parameters, activation, bias).train(norm.training)
+        from_scratch = self.init == "scratch"
+        neuron = make_agc_conv(conv, parameters, activation, bias, weight_norm=from_scratch)
+        neuron.train(norm.training)
+        if from_scratch and norm not in self.additions.gains:
+            # An activation that is not part of the neuron may follow: He fan-in in any case.
+            neuron.gain.mul_(math.sqrt(2) / he_filter_norm(neuron))
         self.replacements[conv] = neuron
         self.replacements[norm] = nn.Sequential(*trailing) if trailing else nn.Identity()
         became = f"{type(neuron).__name__} at {self.names[conv]} ({activation})"
@@ -283,10 +292,10 @@ class _Conversion:
                 "with `where`, or start it at lambda 0",
                 stacklevel=4,
             )
-        gamma = 1.0
+        gamma = CENTERING_GAIN if self.init == "scratch" and not single else 1.0
         if norm in self.additions.gains:
             end = self.additions.gains[norm]
-            gamma = end.gain
+            gamma *= end.gain
             notes.append(f"{end}: gamma {gamma:.2f}")
         elif has_zero_gamma(norm):
             gamma = 0.0

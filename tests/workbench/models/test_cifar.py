@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d, he_init_
+from deepcontrol.nn.init import CENTERING_GAIN
 from deepcontrol.workbench.models import NORMS, CifarResNet
 from deepcontrol.workbench.models.cifar import ResidualBlock
 from tests.workbench.models.test_resnet import pictures
@@ -99,10 +100,12 @@ def test_agc_gains_at_the_start() -> None:
         name: m.gain for name, m in model.named_modules() if isinstance(m, AGCConv2d)
     }
     for name, gain in gains.items():
-        expected = blocks**-0.5 if name.endswith("branch.1") else 1.0
-        torch.testing.assert_close(gain, torch.full_like(gain, expected))
+        factor = blocks**-0.5 if name.endswith("branch.1") else 1.0
+        torch.testing.assert_close(gain, torch.full_like(gain, factor * CENTERING_GAIN))
     plain = CifarResNet(56, residual=False)
-    assert all((m.gain == 1).all() for m in plain.modules() if isinstance(m, AGCConv2d))
+    for m in plain.modules():
+        if isinstance(m, AGCConv2d):
+            torch.testing.assert_close(m.gain, torch.full_like(m.gain, CENTERING_GAIN))
     bn = CifarResNet(20, norm="bn")
     assert all((m.weight == 1).all() for m in bn.modules() if isinstance(m, nn.BatchNorm2d))
 

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deepcontrol import AGCConv2d, he_init_
 from deepcontrol.nn import saved_bytes
+from deepcontrol.nn.init import CENTERING_GAIN
 from deepcontrol.workbench.models import NORMS, ResNet50
 
 
@@ -56,7 +57,7 @@ def test_forward_and_backward_with_every_norm(norm: str) -> None:
 def test_initial_logits_with_agc_have_unit_scale_and_vary() -> None:
     """ReLU follows the sum, so that the pooled features are not the constant beta."""
     model, x = ResNet50(100), pictures(8)
-    for start in (model.start_branches_, lambda: he_init_(model)):
+    for start in (model.start_gains_, lambda: he_init_(model)):
         start()
         logits = model(x)
         assert 0.02 < logits.std() < 3
@@ -64,14 +65,16 @@ def test_initial_logits_with_agc_have_unit_scale_and_vary() -> None:
 
 
 def test_agc_branches_start_at_a_quarter() -> None:
-    """There are 16 blocks; he_init_ sets all gains to 1, start_branches_ only the last ones."""
+    """There are 16 blocks; he_init_ sets all gains to 1, start_gains_ sets all."""
     model = he_init_(ResNet50(5))
     assert all((m.gain == 1).all() for m in model.modules() if isinstance(m, AGCConv2d))
-    model.start_branches_()
+    model.start_gains_()
     for name, layer in model.named_modules():
         if isinstance(layer, AGCConv2d):
-            expected = 0.25 if name.endswith("branch.2") else 1.0
-            assert (layer.gain == expected).all(), name
+            factor = 0.25 if name.endswith("branch.2") else 1.0
+            torch.testing.assert_close(
+                layer.gain, torch.full_like(layer.gain, factor * CENTERING_GAIN)
+            )
 
 
 @torch.no_grad()

@@ -130,6 +130,17 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     unfinished.replace(path)
 
 
+def append_row(path: Path, row: Mapping[str, object]) -> None:
+    """Append a row to a CSV file, so that several processes can share it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, row, lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
 def write_results(
     path: Path, rows: Sequence[Mapping[str, object]], device: str, append: bool = False
 ) -> None:

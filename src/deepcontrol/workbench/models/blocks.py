@@ -10,7 +10,7 @@ from typing import Literal, Protocol, get_args
 from torch import nn
 
 from ...nn import AGCConv2d, AGCConv3d
-from ...nn.init import branch_gain
+from ...nn.init import CENTERING_GAIN, branch_gain
 from .norms import (
     EvoNorm2dS0,
     FilterResponseNorm2d,
@@ -94,18 +94,21 @@ def _norm_layer(norm: Norm, dims: int, channels: int, groups: int, activation: b
     return nn.GroupNorm(groups, channels)  # gn, ws+gn
 
 
-def start_branches_(ends: Sequence[nn.Module]) -> None:
-    """Set the gains of AGC layers that end residual branches to 1 / sqrt(len(ends)).
+def start_gains_(model: nn.Module, ends: Sequence[nn.Module]) -> None:
+    """Set the initial gains of a network with AGC, as to_agc(init="scratch") does.
 
-    Each block adds its branch to the signal. With gain 1 the signal's variance doubles in every
-    block; with this gain it grows by a factor below e over all blocks.
+    Neurons start at CENTERING_GAIN, which makes up for the variance of the mean that they subtract,
+    and the last neuron of a residual branch at branch_gain(len(ends)) times that. With gain 1 every
+    block doubles the signal's variance.
 
     Args:
-        ends: The last layer of every residual branch. Layers other than AGCConv2d are not changed.
+        model: The network. Other norms are not changed.
+        ends: The last layer of every residual branch.
     """
-    for layer in ends:
+    for layer in model.modules():
         if isinstance(layer, AGCConv2d):
-            nn.init.constant_(layer.gain, branch_gain(len(ends)))
+            factor = branch_gain(len(ends)) if layer in ends else 1.0
+            nn.init.constant_(layer.gain, CENTERING_GAIN * factor)
 
 
 def scaled(channels: int, width: float) -> int:

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...nn import he_init_
-from .blocks import Block, Norm, conv_block, scaled, start_branches_
+from .blocks import Block, Norm, conv_block, scaled, start_gains_
 
 WIDTHS = (16, 32, 64)
 # Groups of gn, ws+gn and evonorm-s0. With the usual 32, the first two stages would have one channel
@@ -21,9 +21,9 @@ class CifarResNet(nn.Module):
     other row and column and append channels of zeros. ReLU follows each addition, so that the maps
     that are averaged have different means with AGC too.
 
-    Filters have He initialization. With agc, the branches start with gain 1 / sqrt(number of
-    blocks) (`start_branches_`), other norms with gamma = 1. Residual networks with norm none
-    explode: the variance of the signal doubles with every block.
+    Filters have He initialization. With agc, the last gain of each branch starts at 1 / sqrt(number
+    of blocks) of the others (`start_gains_`). Other norms start with gamma = 1. Residual networks
+    with norm none explode: the variance of the signal doubles with every block.
 
     Paper: https://arxiv.org/abs/1512.03385
 
@@ -68,15 +68,14 @@ class CifarResNet(nn.Module):
                 channels = out_channels
         self.classify = nn.Linear(channels, classes)
         he_init_(self)
-        self.start_branches_()
+        self.start_gains_()
 
-    def start_branches_(self) -> None:
-        """Set the last gain of each AGC branch to 1 / sqrt(number of blocks).
+    def start_gains_(self) -> None:
+        """Set the initial gains of AGC: see blocks.start_gains_.
 
-        Call it again after he_init_, which sets all gains to 1. Plain networks and other norms are
-        not changed.
+        Call it again after he_init_, which sets all gains to 1. Other norms are not changed.
         """
-        start_branches_([b.branch[-1] for b in self.stages if isinstance(b, ResidualBlock)])
+        start_gains_(self, [b.branch[-1] for b in self.stages if isinstance(b, ResidualBlock)])
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or x.shape[1] != self.in_channels:

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from ...nn import he_init_
-from .blocks import Block, Norm, conv_block, start_branches_
+from .blocks import Block, Norm, conv_block, start_gains_
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width and number of blocks
 EXPANSION = 4  # output width of a block / inner width
@@ -15,9 +15,9 @@ class ResNet50(nn.Module):
     A 7x7 stem and max pooling, 3 + 4 + 6 + 3 bottleneck blocks, global average pooling and a linear
     layer. As in torchvision (v1.5), the 3x3 convolution of a block has its stride.
 
-    Filters have He initialization. With agc, the branches start with gain 1/4 (`start_branches_`).
-    Without normalization there is no such gain: the sums grow from block to block, and the initial
-    logits are in the hundreds.
+    Filters have He initialization. With agc, the last gain of each branch starts at a quarter of
+    the others (`start_gains_`). Without normalization there is no such gain: the sums grow from
+    block to block, and the initial logits are in the hundreds.
 
     The last feature maps have 1/32 of the height and width of the image. For images of 32x32 or
     less they have a single position: AGC with lambda = 1 outputs only its bias there, and in and bn
@@ -47,15 +47,15 @@ class ResNet50(nn.Module):
                 channels = EXPANSION * width
         self.classify = nn.Linear(channels, classes)
         he_init_(self)
-        self.start_branches_()
+        self.start_gains_()
 
-    def start_branches_(self) -> None:
-        """Set the last gain of each AGC branch to 1 / sqrt(number of blocks).
+    def start_gains_(self) -> None:
+        """Set the initial gains of AGC: see blocks.start_gains_.
 
         Call it again after he_init_, which sets all gains to 1. With gain 1, a network of a quarter
         of the width diverged at learning rate 0.1 (dev/LOG.md). Other norms are not changed.
         """
-        start_branches_([b.branch[-1] for b in self.stages if isinstance(b, Bottleneck)])
+        start_gains_(self, [b.branch[-1] for b in self.stages if isinstance(b, Bottleneck)])
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or x.shape[1] != 3:

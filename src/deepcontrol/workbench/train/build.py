@@ -59,8 +59,8 @@ def build_model(config: Train, num_classes: int) -> nn.Module:
     init = {"he": he_init_, "identity": identity_init_, "unit": he_init_}[config.init]
     model = build_network(config, num_classes)
     init(model, torch.Generator().manual_seed(config.seed))
-    if hasattr(model, "start_branches_"):
-        model.start_branches_()  # type: ignore[operator]
+    if hasattr(model, "start_gains_"):
+        model.start_gains_()  # type: ignore[operator]
     for neuron in model.modules():
         if isinstance(neuron, (AGCConv2d, AGCLinear)):
             fix_parameters_(neuron, config)
