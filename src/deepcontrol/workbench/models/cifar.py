@@ -21,7 +21,7 @@ class CifarResNet(nn.Module):
     other row and column and append channels of zeros. ReLU follows each addition, so that the maps
     that are averaged have different means with AGC too.
 
-    Filters have He initialization. With agc, the branches start with gain 1 / sqrt(number of
+    Filters have He initialization. With AGC, the branches start with gain 1 / sqrt(number of
     blocks) (`start_branches_`), other norms with gamma = 1. Residual networks with norm none
     explode: the variance of the signal doubles with every block.
 
