@@ -1,6 +1,7 @@
 """The command line: parse the arguments, run the command, print errors as one line."""
 
 import errno
+import itertools
 import shutil
 import signal
 import sys
@@ -152,11 +153,17 @@ def parse(args: list[str]) -> object:
         "prog": f"deepcontrol {name}",
         "config": CONFIGURATION,
     }
-    settings = tyro.cli(COMMANDS[name][0], **shared)
-    if isinstance(settings, TrainCommand) and (settings.out / CONFIG).exists():
-        before = TrainCommand(**vars(load_config(settings.out)[0]))
+    if name == "train" and (run := _run_folder(flags)) is not None and (run / CONFIG).exists():
+        before = TrainCommand(**vars(load_config(run)[0]))
         return tyro.cli(TrainCommand, default=before, **shared)
-    return settings
+    return tyro.cli(COMMANDS[name][0], **shared)
+
+
+def _run_folder(flags: list[str]) -> Path | None:
+    """Return the value of --out. The other flags may be valid only with the run's settings."""
+    values = [value for flag, value in itertools.pairwise([*flags, ""]) if flag == "--out"]
+    values += [flag.removeprefix("--out=") for flag in flags if flag.startswith("--out=")]
+    return Path(values[-1]) if values else None
 
 
 def overview() -> Any:

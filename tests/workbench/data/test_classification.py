@@ -157,3 +157,13 @@ def test_crop_and_flip_by_hand() -> None:
 def test_negative_start_is_refused() -> None:
     with pytest.raises(ValueError, match="got -1"):
         next(batches().epoch(1, -1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device_share", [0.4, 0.0])  # 0: the cache stays on the host
+def test_batches_on_a_gpu_are_those_of_the_cpu(device_share: float) -> None:
+    data = batches(device="cuda", device_share=device_share, chunk_images=8)
+    assert data.on_device == (device_share > 0)
+    for found, expected in zip(data.epoch(2), batches().epoch(2), strict=True):
+        assert torch.equal(found.images.cpu(), expected.images)
+        assert torch.equal(found.labels.cpu(), expected.labels)

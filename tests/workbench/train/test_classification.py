@@ -162,7 +162,8 @@ def test_stopped_run_ends_alike(
     with monkeypatch.context() as patch:
         signal_at_step(13, signal.SIGTERM, patch)
         assert main(command(run, cifar)) == 128 + signal.SIGTERM
-    assert main(["train", "--out", str(run)]) == 0  # with the settings of the run
+    # With the settings of the run: crop+flip alone would not fit the default network.
+    assert main(["train", "--augment", "crop+flip", f"--out={run}"]) == 0
     assert differences(run, classifier) == []
 
 
@@ -174,6 +175,26 @@ def test_epochs_of_a_cosine_schedule_are_fixed(
     for epochs in (1, 2):
         train_here(run, cifar, epochs=epochs, schedule="constant", model="mlp", lr=0.005)
     assert [line["epoch"] for line in metrics(run)] == [0, 1, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weight_decay", [0.0, 0.001])
+def test_schedule_is_captured(run: Path, cifar: Path, weight_decay: float) -> None:
+    """The captured steps follow the learning rate, also after a resume."""
+    settings: dict[str, Any] = {"device": "cuda", "precision": "fp32", "weight_decay": weight_decay}
+    runs = {engine: run.with_name(engine) for engine in ("graph", "eager")}
+    for engine, out in runs.items():
+        out.mkdir(parents=True)
+        config = tiny(out, cifar, engine=engine, **settings)
+        display = Display(Console(quiet=True))
+        with open_run(config, Group(torch.device("cuda")), display, Interrupts()) as opened:
+            assert train_run(opened) == 0
+            assert (opened.step.why_eager is None) == (engine == "graph")
+            lr = opened.optimizer.param_groups[0]["lr"]
+            assert float(lr) == pytest.approx(scheduled_lr(0.05, STEPS - 1, STEPS, 6, "cosine"))
+    weights = load(runs["eager"] / "last").model
+    for name, value in load(runs["graph"] / "last").model.items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-2, atol=1e-3, msg=name)
 
 
 # Several processes
