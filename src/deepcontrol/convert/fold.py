@@ -141,7 +141,9 @@ class _FoldedConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
 
     def __init__(self, neuron: _AGCConv) -> None:
         super().__init__(**conv_options(neuron), device="meta")
-        self.weight = _constant(scaled_filters(neuron.weight, neuron.gain, neuron.weight.dtype))
+        weight = neuron.weight
+        filters = scaled_filters(weight, neuron.gain, weight.dtype, neuron.filter_norm)
+        self.weight = _constant(filters)
         self.bias = _constant(neuron.bias.clone())
         self.mean_scale = _constant(neuron.mean_scale.clone())
         self.activation = neuron.activation
@@ -198,7 +200,8 @@ class FoldedConv1d(_FoldedConv, nn.Conv1d):
 class FoldedConv2d(_FoldedConv, nn.Conv2d):
     """AGCConv2d for inference: a convolution with a computed bias and an activation.
 
-    `weight` is gamma W, `bias` is beta and `mean_scale` is lambda. None of them requires gradients.
+    `weight` is gamma W, normalized if the neuron has weight_norm, `bias` is beta and `mean_scale`
+    is lambda. None of them requires gradients.
     """
 
 

@@ -1,6 +1,5 @@
 """The paper's neuron: convolution, AGC (automatic gain control) and activation in one layer."""
 
-import math
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from ..ops import gain_conv, max_pool2x2
 from ..ops.activation import ActivationName, activation_name
 from ..ops.agc import center_bias_act_given_mean
 from ..ops.gain_conv import cast_input, store_map_sums, stored_map_sums
-from ..ops.layout import accumulate_dtype, positions
+from ..ops.layout import positions
 from ..ops.neuron import (
     FusedNeuron,
     FusedNeuronPool,
@@ -21,7 +20,7 @@ from ..ops.neuron import (
     unfused_neuron,
     unfused_neuron_pool,
 )
-from .init import he_normal_, he_square_norm, reset_all_but_filters_
+from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
 
@@ -99,32 +98,23 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
         warn_if_single_position(self, positions(y))
         return y if has_batch else y.squeeze(0)
 
-    def filter_gain(self, weight: Tensor) -> Tensor:
-        """Return the factor of each filter: gamma, or with weight_norm gamma * c / |W|.
-
-        c is the norm of a filter with He initialization, so that both forms start alike.
-        """
-        if not self.weight_norm:
-            return self.gain
-        exact = weight.to(accumulate_dtype(weight.dtype))
-        norm = torch.linalg.vector_norm(exact, dim=tuple(range(1, weight.dim())))
-        # A filter of zeros has no direction. The smallest number keeps its factor finite.
-        scale = math.sqrt(he_square_norm(self)) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
-        return (scale * self.gain).to(self.gain.dtype)
+    @property
+    def filter_norm(self) -> float | None:
+        """The norm that filters are scaled to before the gain; None without weight_norm."""
+        return he_filter_norm(self) if self.weight_norm else None
 
     def _fused_arguments(self, input: Tensor) -> tuple[Any, ...]:
-        # One read of each parameter: a parametrized one (weight norm) is computed at each access.
-        x, weight, gain, bias, mean_scale, geometry, activation = self._unfused_arguments(input)
+        # One read of each parameter: a parametrized one is computed at each access.
+        x, weight, gain, *parameters, geometry, activation, norm = self._unfused_arguments(input)
         x = cast_input(x, weight, gain, self.groups)
-        config = NeuronConfig(geometry, activation, self.consumer_ratio, stored_map_sums(x))
-        return x, weight, gain, bias, mean_scale, config
+        config = NeuronConfig(geometry, activation, self.consumer_ratio, stored_map_sums(x), norm)
+        return x, weight, gain, *parameters, config
 
     def _unfused_arguments(self, input: Tensor) -> tuple[Any, ...]:
         x, padding = padded(self, input)
         geometry = Geometry(self.stride, padding, self.dilation, self.groups)
-        weight = self.weight
-        parameters = (weight, self.filter_gain(weight), self.bias, self.mean_scale)
-        return x, *parameters, geometry, self.activation
+        parameters = (self.weight, self.gain, self.bias, self.mean_scale)
+        return x, *parameters, geometry, self.activation, self.filter_norm
 
     def _forward_with_shared_mean(self, input: Tensor, shared: SharedMeans) -> Tensor:
         v = self._convolved(input)
@@ -132,16 +122,17 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
         return center_bias_act_given_mean(v, mean, self.bias, self.mean_scale, self.activation)
 
     def _convolved(self, input: Tensor) -> Tensor:
-        """Return conv(x, gamma W)."""
+        """Return conv(x, V) with the scaled filters V."""
         x, padding = padded(self, input)
         geometry = Geometry(self.stride, padding, self.dilation, self.groups)
-        weight = self.weight
-        v = gain_conv(x, weight, self.filter_gain(weight), *geometry)
+        v = gain_conv(x, self.weight, self.gain, *geometry, self.filter_norm)
         warn_if_single_position(self, positions(v))
         return v
 
     def _fusion_obstacle(self) -> str | None:
-        return None if self.activation == "none" else "its activation lies between the two"
+        if self.activation != "none":
+            return "its activation lies between the two"
+        return "weight_norm removes the scale of its filters" if self.weight_norm else None
 
     def extra_repr(self) -> str:
         weight_norm = ", weight_norm=True" if self.weight_norm else ""
@@ -200,14 +191,30 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
     same function, for any batch size. Under autocast the output has autocast's dtype, as with
     Conv2d.
 
-    Reference: Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and
-    high performance training of deep convolutional neural networks".
+    With weight_norm=True the filters are normalized before the gain,
+
+        z = conv(x, c W / |W|)        c = sqrt(2), or 1 with activation="none"
+
+    |W| is the norm of each filter and c its expected value under He fan-in, so both forms start as
+    nearly the same function. gamma alone then sets the scale of a filter. The gradient of W is
+    orthogonal to W, so training steps lengthen W, which shortens the next step: high learning rates
+    diverge less. The normalization is part of the pass that applies the gain. It takes no further
+    launch and saves nothing more for backward. A filter of zeros has no direction and is not
+    normalized.
+
+    References:
+        Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
+        performance training of deep convolutional neural networks".
+
+        Salimans and Kingma, "Weight Normalization: A Simple Reparameterization to Accelerate
+        Training of Deep Neural Networks", 2016, https://arxiv.org/abs/1602.07868.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups: As in nn.Conv2d.
         activation: "relu", "leaky_relu", "silu", "gelu" or "none"; or nn.ReLU, nn.LeakyReLU,
             nn.SiLU, nn.GELU or nn.Identity, as a class or an instance with default settings. For
             any other, use "none" and put the module after the layer.
+        weight_norm: Normalize each filter, as described above.
         bias: Must be True: beta is part of the neuron.
         padding_mode, device, dtype: As in nn.Conv2d.
 

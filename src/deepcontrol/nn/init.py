@@ -60,6 +60,9 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
     one after each pooling, unpooling or strided convolution, those that change the number of
     channels, and linear layers.
 
+    Layers with weight_norm scale the identity filter to the norm of a He filter, so their gain
+    starts at the inverse of that norm and the layer is the identity too.
+
     Layers and poolings are visited in the order in which the model registers them. A pooling that
     is a function call, or one module used in several places, is not found; initialize the
     layer after it with `torch.nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")`.
@@ -85,6 +88,8 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
             strided = any(s != 1 for s in module.stride)
             if not first_after_pooling and not strided and _can_be_identity(module):
                 nn.init.dirac_(module.weight, module.groups)
+                if _normalizes_filters(module):
+                    nn.init.constant_(module.gain, 1 / module.filter_norm)  # type: ignore[arg-type, operator]
             first_after_pooling = strided or getattr(module, "pools", False)
     return model
 
@@ -103,7 +108,8 @@ def unit_init_(
     each layer's filters by the standard deviation of its pre-activation on an example, layer after
     layer (Mishkin and Matas, "All you need is a good init", 2016). It is not part of the paper.
 
-    AGC1d/2d/3d layers have their gamma scaled. AGCLinear layers keep He fan-in.
+    AGC1d/2d/3d layers and layers with weight_norm have their gamma scaled. AGCLinear layers keep He
+    fan-in.
 
     Args:
         model: The model to initialize.
@@ -129,8 +135,7 @@ def unit_init_(
 def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] = ()) -> nn.Module:
     """Scale the filters of an initialized model to pre-activations of variance 1."""
     for layer in outputs:
-        assert isinstance(layer.weight, Tensor)
-        set_filters_(layer, OUTPUT_SCALE * layer.weight)
+        _scale_filters_(layer, OUTPUT_SCALE)
     scaled: set[nn.Module] = set()  # a module that is called twice is scaled once
 
     def scale(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
@@ -138,7 +143,7 @@ def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] 
             return output
         scaled.add(layer)
         if isinstance(layer.weight, Tensor):
-            set_filters_(layer, _unit_scale(layer, inputs[0]) * layer.weight)
+            _scale_filters_(layer, _unit_scale(layer, inputs[0]))
         return layer.forward(*inputs)
 
     hooks = [m.register_forward_hook(scale) for m in model.modules() if _is_agc_over_maps(m)]
@@ -200,7 +205,7 @@ def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
         # weight is (in, out / groups, *), and 1 of prod(stride) taps contributes to an output.
         taps = math.prod(weight.shape[2:]) / math.prod(layer.stride)
         fan_in = weight.shape[0] / layer.groups * taps  # type: ignore[assignment]
-    std = math.sqrt(he_square_norm(layer) / max(fan_in, 1))
+    std = math.sqrt(_he_variance(layer) / max(fan_in, 1))
     if not is_parametrized(layer, "weight"):
         return nn.init.normal_(weight, 0.0, std, generator=generator)
     return set_filters_(
@@ -208,9 +213,28 @@ def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
     )
 
 
-def he_square_norm(layer: Any) -> float:
-    """Return the expected squared norm of a filter with He fan-in."""
+def he_filter_norm(layer: Any) -> float:
+    """Return the norm of a filter with He fan-in (the root of its expected square)."""
+    return math.sqrt(_he_variance(layer))
+
+
+def _he_variance(layer: Any) -> float:
+    """Return the variance of He filters times their fan-in."""
     return 1.0 if getattr(layer, "activation", "relu") == "none" else 2.0
+
+
+@torch.no_grad()
+def _scale_filters_(layer: Any, factor: float) -> None:
+    """Scale a layer's filters, or its gain if the norm of its filters has no effect."""
+    if _normalizes_filters(layer):
+        layer.gain.mul_(factor)
+    else:
+        set_filters_(layer, factor * layer.weight)
+
+
+def _normalizes_filters(layer: nn.Module) -> bool:
+    """Return whether a layer is an AGCConv or AGCLinear with weight_norm."""
+    return getattr(layer, "filter_norm", None) is not None
 
 
 @torch.no_grad()

@@ -52,8 +52,9 @@ class BatchNormFusionGuard:
                 raise NotImplementedError(
                     f"cannot fuse a BatchNorm into {type(self).__name__} with "
                     f"activation={getattr(self, 'activation', None)!r}: {obstacle}. Only a "
-                    'convolution with activation="none" and without pooling can be fused. Leave '
-                    "the BatchNorm unfused, or replace it with deepcontrol.to_agc."
+                    'convolution with activation="none", without pooling and without weight_norm '
+                    "can be fused. Leave the BatchNorm unfused, or replace it with "
+                    "deepcontrol.to_agc."
                 )
         super().__setattr__(name, value)
 

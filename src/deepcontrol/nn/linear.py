@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from ..ops.activation import ActivationName, activation_name, get_activation
 from ..ops.layout import accumulate_dtype
-from .init import he_normal_, reset_all_but_filters_
+from ..ops.reference import normalized_filters
+from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
 
 
@@ -22,6 +23,9 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
 
     without a pass over its output. The extra cost is a centered copy of W.
 
+    With weight_norm=True, W is c W / |W| in these formulas, with |W| the norm of each row of W; see
+    AGCConv2d.
+
     Shapes: (*, in_features) -> (*, out_features).
 
     Args:
@@ -29,6 +33,7 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
         out_features: Size of each output sample.
         activation: "relu", "leaky_relu", "silu", "gelu" or "none"; or nn.ReLU, nn.LeakyReLU,
             nn.SiLU, nn.GELU or nn.Identity, as a class or an instance with default settings.
+        weight_norm: Normalize each row of W.
         bias: Must be True: beta is part of the neuron.
 
     Attributes:
@@ -50,6 +55,7 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
         out_features: int,
         *,
         activation: ActivationName | nn.Module | type[nn.Module] | None = "relu",
+        weight_norm: bool = False,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -61,6 +67,7 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
             )
         # Before super().__init__(), which calls reset_parameters.
         self.activation = activation_name(activation)
+        self.weight_norm = weight_norm
         super().__init__(in_features, out_features, True, device=device, dtype=dtype)
         self.gain = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
         self.mean_scale = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
@@ -81,8 +88,15 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
         y = nn.functional.linear(input, self._centered_weight(), self.bias)
         return get_activation(self.activation).apply(y)
 
+    @property
+    def filter_norm(self) -> float | None:
+        """The norm that rows of W are scaled to before the gain; None without weight_norm."""
+        return he_filter_norm(self) if self.weight_norm else None
+
     def _centered_weight(self) -> Tensor:
         exact = self.weight.to(accumulate_dtype(self.weight.dtype))
+        if self.filter_norm is not None:
+            exact = normalized_filters(exact, self.filter_norm)
         centered = exact - self.mean_scale.unsqueeze(1) * exact.mean(0)
         return (self.gain.unsqueeze(1) * centered).to(self.weight.dtype)
 
@@ -90,4 +104,5 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
         return "a scale per feature changes its mean over the features"
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, activation={self.activation}"
+        weight_norm = ", weight_norm=True" if self.weight_norm else ""
+        return f"{super().extra_repr()}, activation={self.activation}{weight_norm}"

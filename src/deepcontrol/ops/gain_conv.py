@@ -5,6 +5,8 @@ This is exact for any gamma, zero included, and needs no output. V is recomputed
 costs one pass over the weights and saves their memory. Under autocast V is saved instead, like the
 cast weights of every convolution.
 
+With a filter_norm c the filters are normalized, V = gamma c W / |W|, in the same pass.
+
 The mean of v can be computed before v is read:
 
     sum over the map of conv(x, V)[o] = sum over c, k of V[o, c, k] S[c, k]
@@ -39,7 +41,7 @@ from .dispatch import (
     needs_plain_ops,
     uses_kernels,
 )
-from .layout import accumulate_dtype, map_strides
+from .layout import map_strides
 
 MIN_ELEMENTS = 24 << 20  # of a convolution's output: a smaller one is read from the L2 cache
 HALF_TYPES = (torch.bfloat16, torch.float16)  # a TF32 convolution rounds x internally
@@ -55,8 +57,9 @@ def gain_conv(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    filter_norm: float | None = None,
 ) -> Tensor:
-    """Return conv(x, gamma W) in the dtype of x.
+    """Return conv(x, gamma W) in the dtype of x, or conv(x, gamma c W / |W|) for filter_norm c.
 
     Args:
         x: Input (N, C_in, *) of 1 to 3 spatial dimensions.
@@ -64,15 +67,19 @@ def gain_conv(
         gain: gamma, (C_out,).
         stride, padding, dilation: One number per spatial dimension.
         groups: As in torch.nn.Conv2d.
+        filter_norm: Norm that each filter is scaled to before the gain (weight normalization), or
+            None to use the filters as they are.
     """
+    if filter_norm is not None and not filter_norm > 0:
+        raise ValueError(f"expected a positive filter_norm, or None, got {filter_norm}")
     x = cast_input(x, weight, gain, groups)
     args = (list(stride), list(padding), list(dilation), groups)
     if needs_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
-        return reference.gain_conv(x, weight, gain, *args)
+        return reference.gain_conv(x, weight, gain, *args, filter_norm)
     if torch.compiler.is_compiling():
-        scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype)
+        scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype, filter_norm)
         return reference.conv(x, scaled, *args)
-    return _GainConv.apply(x, weight, gain, *args)
+    return _GainConv.apply(x, weight, gain, *args, filter_norm)
 
 
 def cast_input(x: Tensor, weight: Tensor, gain: Tensor, groups: int) -> Tensor:
@@ -122,18 +129,22 @@ class _GainConv(torch.autograd.Function):
         padding: list[int],
         dilation: list[int],
         groups: int,
+        filter_norm: float | None,
     ) -> Tensor:
-        scaled = scale_function(weight)(weight, gain, x.dtype)
+        scaled = scale_function(weight)(weight, gain, x.dtype, filter_norm)
         ctx.save_for_backward(x, weight, gain, scaled if x.dtype != weight.dtype else None)
         ctx.geometry = geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
+        ctx.filter_norm = filter_norm
         return torch.convolution(x, scaled, None, *geometry)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gain, scaled = ctx.saved_tensors
         needs = ctx.needs_input_grad[:3]
-        dx, dweight, dgain = backward(grads[0], x, weight, gain, scaled, ctx.geometry, needs)
-        return dx, dweight, dgain, None, None, None, None
+        dx, dweight, dgain = backward(
+            grads[0], x, weight, gain, scaled, ctx.geometry, ctx.filter_norm, needs
+        )
+        return dx, dweight, dgain, None, None, None, None, None
 
 
 def backward(
@@ -143,17 +154,19 @@ def backward(
     gain: Tensor,
     scaled: Tensor | None,
     geometry: tuple[Any, ...],
+    filter_norm: float | None,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return dx, dW and dgamma, with None for those not needed.
 
     Args:
-        scaled: gamma W, if it was saved.
+        scaled: The scaled filters V, if they were saved.
         geometry: The arguments of torch.convolution after the filters and their bias.
+        filter_norm: As in gain_conv.
         needs: Whether x, weight and gain need a gradient.
     """
     if scaled is None or torch.is_grad_enabled():  # second derivatives go through V
-        scaled = scale_function(weight)(weight, gain, x.dtype)
+        scaled = scale_function(weight)(weight, gain, x.dtype, filter_norm)
 
     def conv_backward(of_x: bool, of_filters: bool) -> tuple[Tensor | None, Tensor | None]:
         dx, dscaled, _ = torch.ops.aten.convolution_backward(
@@ -170,7 +183,7 @@ def backward(
     with _on_side_stream(x.device) if parallel else nullcontext():
         dx, dscaled = conv_backward(needs[0] and not parallel, of_filters)
         if dscaled is not None:
-            dweight, dgain = scale_backward(weight, gain, dscaled)
+            dweight, dgain = scale_backward(weight, gain, dscaled, filter_norm)
     if parallel:
         dx, _ = conv_backward(True, False)
         torch.cuda.current_stream(x.device).wait_stream(_side_stream(x.device))
@@ -190,8 +203,8 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 def scale_function(
     weight: Tensor, traced: bool = False
-) -> Callable[[Tensor, Tensor, torch.dtype], Tensor]:
-    """Return the function (weight, gain, dtype) -> gamma W for these filters.
+) -> Callable[[Tensor, Tensor, torch.dtype, float | None], Tensor]:
+    """Return the function (weight, gain, dtype, filter_norm) -> V for these filters.
 
     Returning the function instead of calling it keeps the Python stack above a launch short.
     """
@@ -204,18 +217,20 @@ def scale_function(
 
 
 def scale_backward(
-    weight: Tensor, gain: Tensor, dscaled: Tensor, traced: bool = False
+    weight: Tensor,
+    gain: Tensor,
+    dscaled: Tensor,
+    filter_norm: float | None = None,
+    traced: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return dW = gamma dV and dgamma = <W, dV>; the plain form is differentiable."""
+    """Return dW and dgamma (see reference.py); the plain form is differentiable."""
     plain = not traced and needs_differentiable_backward(dscaled)
     if not plain and uses_kernels(weight, traced):
         from .triton import gain as kernels
 
         if kernels.supports(weight):
-            return kernels.scale_backward(weight, gain, dscaled, traced)
-    dweight = reference.scaled_filters(dscaled, gain, weight.dtype)
-    products = weight.to(accumulate_dtype(weight.dtype)) * dscaled
-    return dweight, products.sum(tuple(range(1, weight.dim()))).to(gain.dtype)
+            return kernels.scale_backward(weight, gain, dscaled, filter_norm, traced)
+    return reference.scaled_filters_backward(weight, gain, dscaled, filter_norm)
 
 
 class ConvOperands(NamedTuple):

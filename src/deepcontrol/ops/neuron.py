@@ -2,6 +2,8 @@
 
     v = conv(x, gamma W)      u = v - lambda * m + beta      y = act(u)      m = mean of v, (N, C)
 
+With a filter_norm c, the filters are gamma c W / |W|.
+
 There are two forms of the same arithmetic:
 
 - `FusedNeuron` and `FusedNeuronPool`, the whole neuron as one autograd.Function, for eager mode. At
@@ -48,12 +50,14 @@ class NeuronConfig(NamedTuple):
             decides whether the kernel stores the sums of its maps.
         map_sums: The sums stored with x. No gradient flows through them: the mean is that of v,
             however it is computed.
+        filter_norm: Norm that each filter is scaled to before the gain, or None.
     """
 
     geometry: Geometry
     activation: str
     consumer_ratio: float
     map_sums: Tensor | None
+    filter_norm: float | None = None
 
 
 def runs_fused(activation: str) -> bool:
@@ -74,9 +78,10 @@ def unfused_neuron(
     mean_scale: Tensor,
     geometry: Geometry,
     activation: str,
+    filter_norm: float | None = None,
 ) -> Tensor:
     """Run gain_conv and center_bias_act one after the other."""
-    v = gain_conv(x, weight, gain, *geometry)
+    v = gain_conv(x, weight, gain, *geometry, filter_norm)
     return center_bias_act(v, bias, mean_scale, activation, overwrite=True)
 
 
@@ -88,9 +93,10 @@ def unfused_neuron_pool(
     mean_scale: Tensor,
     geometry: Geometry,
     activation: str,
+    filter_norm: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run gain_conv and center_bias_act_pool one after the other."""
-    v = gain_conv(x, weight, gain, *geometry)
+    v = gain_conv(x, weight, gain, *geometry, filter_norm)
     return center_bias_act_pool(v, bias, mean_scale, activation)
 
 
@@ -111,7 +117,7 @@ class FusedNeuron(torch.autograd.Function):
         mean_scale: Tensor,
         config: NeuronConfig,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        scaled = scale_function(weight)(weight, gain, x.dtype)
+        scaled = scale_function(weight)(weight, gain, x.dtype, config.filter_norm)
         v, conv_saved, operands = convolve(ctx, x, weight, gain, scaled, config)
         check_maps(v, bias=bias, mean_scale=mean_scale)
         activation, training = config.activation, any(ctx.needs_input_grad)
@@ -151,7 +157,7 @@ class FusedNeuronPool(torch.autograd.Function):
         mean_scale: Tensor,
         config: NeuronConfig,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        scaled = scale_function(weight)(weight, gain, x.dtype)
+        scaled = scale_function(weight)(weight, gain, x.dtype, config.filter_norm)
         v, conv_saved, operands = convolve(ctx, x, weight, gain, scaled, config)
         check_maps(v, bias=bias, mean_scale=mean_scale)
         check_windows(v)
@@ -185,6 +191,7 @@ def convolve(
     """Return v = conv(x, scaled), the tensors to save, and the operands if they give the mean."""
     stride, padding, dilation, groups = config.geometry
     ctx.geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
+    ctx.filter_norm = config.filter_norm
     ctx.set_materialize_grads(False)  # a zero gradient of the mean would only cost time
     v = torch.convolution(x, scaled, None, *ctx.geometry)
     saved: tuple[Tensor | None, ...] = (None, None, None, None)
@@ -203,4 +210,5 @@ def convolve_backward(
     x, weight, gain, scaled = saved
     if x is None:
         return None, None, None
-    return conv_backward(dv, x, weight, gain, scaled, ctx.geometry, ctx.needs_input_grad[:3])
+    needs = ctx.needs_input_grad[:3]
+    return conv_backward(dv, x, weight, gain, scaled, ctx.geometry, ctx.filter_norm, needs)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 LEAKY_SLOPE = 0.01  # the default of torch.nn.LeakyReLU
+SMALLEST_SQUARE = 2.0**-126  # of a filter's norm: the smallest normal number in fp32
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -48,9 +49,11 @@ def gain_conv(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    filter_norm: float | None = None,
 ) -> Tensor:
-    """Return conv(x, gamma W) for a convolution of 1 to 3 dimensions."""
-    return conv(x, scaled_filters(weight, gain, x.dtype), stride, padding, dilation, groups)
+    """Return conv(x, V) for a convolution of 1 to 3 dimensions; for V see scaled_filters."""
+    filters = scaled_filters(weight, gain, x.dtype, filter_norm)
+    return conv(x, filters, stride, padding, dilation, groups)
 
 
 def conv(
@@ -68,9 +71,65 @@ def conv(
     )
 
 
-def scaled_filters(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return gamma W, rounded once to the dtype of the convolution."""
-    return (weight * gain.reshape(-1, *(1,) * (weight.dim() - 1))).to(dtype)
+def scaled_filters(
+    weight: Tensor, gain: Tensor, dtype: torch.dtype, filter_norm: float | None = None
+) -> Tensor:
+    """Return V, rounded once to the dtype of the convolution.
+
+        V = gamma W        or with a filter_norm c        V = gamma c W / |W|
+
+    |W| is the Euclidean norm of each filter. This is weight normalization.
+    """
+    if filter_norm is not None:
+        weight = weight.to(_wide(weight.dtype))
+        gain = gain * norm_scale(square_norm(weight, filter_norm), filter_norm)
+    return (weight * over_filter(gain, weight)).to(dtype)
+
+
+def scaled_filters_backward(
+    weight: Tensor, gain: Tensor, dscaled: Tensor, filter_norm: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return dW and dgamma for the gradient dV of the scaled filters.
+
+    Without a filter_norm, dW = gamma dV and dgamma = <W, dV> over each filter. With a filter_norm c
+    and s = c / |W|,
+
+        dW = gamma s (dV - W <W, dV> / |W|^2)        dgamma = s <W, dV>
+    """
+    wide = weight.to(_wide(weight.dtype))
+    products = (wide * dscaled).sum(tuple(range(1, weight.dim())))
+    if filter_norm is None:
+        return scaled_filters(dscaled, gain, weight.dtype), products.to(gain.dtype)
+    square = square_norm(wide, filter_norm)
+    scale = norm_scale(square, filter_norm)
+    # The gradient of a direction is orthogonal to it: a change of the norm changes nothing.
+    orthogonal = dscaled - wide * over_filter(products / square, weight)
+    dweight = scaled_filters(orthogonal, gain * scale, weight.dtype)
+    return dweight, (scale * products).to(gain.dtype)
+
+
+def normalized_filters(weight: Tensor, filter_norm: float) -> Tensor:
+    """Return c W / |W| for the filter_norm c."""
+    return weight * over_filter(norm_scale(square_norm(weight, filter_norm), filter_norm), weight)
+
+
+def square_norm(weight: Tensor, filter_norm: float) -> Tensor:
+    """Return |W|^2 of each filter of W (C_out, ...), or filter_norm^2 for a filter of zeros.
+
+    A filter of zeros has no direction. It is not normalized, which is finite and lets it learn.
+    """
+    square = weight.square().sum(tuple(range(1, weight.dim())))
+    return square.masked_fill(square < SMALLEST_SQUARE, filter_norm * filter_norm)
+
+
+def norm_scale(square: Tensor, filter_norm: float) -> Tensor:
+    """Return the factor that brings each filter to filter_norm, given |W|^2."""
+    return filter_norm * square.rsqrt()
+
+
+def over_filter(a: Tensor, weight: Tensor) -> Tensor:
+    """View a (C_out,) so that it broadcasts over the filters W (C_out, ...)."""
+    return a.reshape(-1, *(1,) * (weight.dim() - 1))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,12 @@
 
     dW = gamma dV        dgamma = <W, dV> over each filter
 
+With a filter_norm c (weight normalization), V = gamma s W with s = c / |W|, and
+
+    dW = gamma s (dV - W <W, dV> / |W|^2)        dgamma = s <W, dV>
+
+The norm is summed by the program that scales the filter, so it takes no launch of its own.
+
 In plain PyTorch these are eight passes over the weights, which at batch 1 take most of a network's
 memory. Here each is one pass: a program takes one filter, contiguous in memory.
 Left to itself, torch.compile makes two kernels of the backward, one for dW and one for dgamma.
@@ -19,34 +25,74 @@ from torch.library import triton_op
 from ..gain_conv import scale_backward as dispatch_backward
 from ..gain_conv import scale_function
 from ..layout import is_laid_out, like_layout, memory_order
+from ..reference import SMALLEST_SQUARE
 from .launch import divide, launch, power_of_2
 
 BLOCK = 1024  # weights per program in the forward
-BLOCK_BACKWARD = 8192  # weights that a program reads at once in the backward: nearly any filter
+BLOCK_FILTER = 8192  # weights that a program reads at once if it sums a filter: nearly any filter
+
+_SMALLEST_SQUARE = tl.constexpr(SMALLEST_SQUARE)
 
 
 @triton.jit
-def _scale(weight, gain, scaled, length, BLOCK: tl.constexpr):
+def _square_norm(squares, NORM: tl.constexpr):
+    """Return |W|^2 as reference.square_norm does."""
+    square = tl.sum(squares, 0)
+    return tl.where(square < _SMALLEST_SQUARE, NORM * NORM, square)
+
+
+@triton.jit
+def _scale(weight, gain, scaled, length, NORM: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.cast(row, tl.int64) * length + i
     w = tl.load(weight + at, mask=i < length).to(tl.float32)
-    v = w * tl.load(gain + row).to(tl.float32)
+    factor = tl.load(gain + row).to(tl.float32)
+    if NORM > 0:
+        squares = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, length, BLOCK):
+            j = start + tl.arange(0, BLOCK)
+            other = tl.cast(row, tl.int64) * length + j
+            w_j = tl.load(weight + other, mask=j < length, other=0.0).to(tl.float32)
+            squares += w_j * w_j
+        factor *= NORM * tl.rsqrt(_square_norm(squares, NORM))
+    v = w * factor
     tl.store(scaled + at, v.to(scaled.dtype.element_ty), mask=i < length)
 
 
 @triton.jit
-def _scale_backward(weight, gain, dscaled, dweight, dgain, length, BLOCK: tl.constexpr):
+def _scale_backward(
+    weight, gain, dscaled, dweight, dgain, length, NORM: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     gamma = tl.load(gain + row).to(tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
+    if NORM > 0:
+        squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, length, BLOCK):
         i = start + tl.arange(0, BLOCK)
         at = tl.cast(row, tl.int64) * length + i
         dv = tl.load(dscaled + at, mask=i < length, other=0.0).to(tl.float32)
-        total += dv * tl.load(weight + at, mask=i < length, other=0.0).to(tl.float32)
-        tl.store(dweight + at, (gamma * dv).to(dweight.dtype.element_ty), mask=i < length)
-    tl.store(dgain + row, tl.sum(total, 0))
+        w = tl.load(weight + at, mask=i < length, other=0.0).to(tl.float32)
+        total += dv * w
+        if NORM > 0:
+            squares += w * w
+        else:
+            tl.store(dweight + at, (gamma * dv).to(dweight.dtype.element_ty), mask=i < length)
+    product = tl.sum(total, 0)
+    if NORM > 0:
+        square = _square_norm(squares, NORM)
+        scale = NORM * tl.rsqrt(square)
+        along = product / square
+        for start in range(0, length, BLOCK):  # reads both again, from a cache
+            i = start + tl.arange(0, BLOCK)
+            at = tl.cast(row, tl.int64) * length + i
+            dv = tl.load(dscaled + at, mask=i < length, other=0.0).to(tl.float32)
+            w = tl.load(weight + at, mask=i < length, other=0.0).to(tl.float32)
+            dw = (dv - w * along) * (gamma * scale)
+            tl.store(dweight + at, dw.to(dweight.dtype.element_ty), mask=i < length)
+        product *= scale
+    tl.store(dgain + row, product)
 
 
 def supports(weight: Tensor) -> bool:
@@ -58,30 +104,43 @@ def supports(weight: Tensor) -> bool:
     return order[0] == 0 and is_laid_out(weight, order)
 
 
-def scale(weight: Tensor, gain: Tensor, dtype: torch.dtype, traced: bool = False) -> Tensor:
-    """Return gamma W in `dtype`, in the layout of W."""
+def scale(
+    weight: Tensor,
+    gain: Tensor,
+    dtype: torch.dtype,
+    filter_norm: float | None = None,
+    traced: bool = False,
+) -> Tensor:
+    """Return the scaled filters V in `dtype`, in the layout of W."""
     scaled = torch.empty_like(weight, dtype=dtype)
     rows, length = weight.shape[0], weight[0].numel()
+    # A program that needs the norm sums the whole filter, so it also writes as much of it.
+    block = BLOCK if filter_norm is None else power_of_2(length, BLOCK_FILTER)
     arguments = dict(
-        weight=weight, gain=gain.contiguous(), scaled=scaled, length=length, BLOCK=BLOCK,
-        num_warps=4,
+        weight=weight, gain=gain.contiguous(), scaled=scaled, length=length,
+        NORM=filter_norm or 0.0, BLOCK=block, num_warps=8 if block > 4 * BLOCK else 4,
     )  # fmt: skip
-    launch(_scale, (rows, divide(length, BLOCK), 1), arguments, weight.device, traced)
+    launch(_scale, (rows, divide(length, block), 1), arguments, weight.device, traced)
     return scaled
 
 
 def scale_backward(
-    weight: Tensor, gain: Tensor, dscaled: Tensor, traced: bool = False
+    weight: Tensor,
+    gain: Tensor,
+    dscaled: Tensor,
+    filter_norm: float | None = None,
+    traced: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return dW and dgamma."""
     dscaled = like_layout(dscaled, memory_order(weight))
     dweight = torch.empty_like(weight)
     dgain = gain.new_empty(gain.shape)
     rows, length = weight.shape[0], weight[0].numel()
-    block = power_of_2(length, BLOCK_BACKWARD)
+    block = power_of_2(length, BLOCK_FILTER)
     arguments = dict(
         weight=weight, gain=gain.contiguous(), dscaled=dscaled, dweight=dweight, dgain=dgain,
-        length=length, BLOCK=block, num_warps=max(1, min(8, block // 512)),
+        length=length, NORM=filter_norm or 0.0, BLOCK=block,
+        num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip
     launch(_scale_backward, (rows, 1, 1), arguments, weight.device, traced)
     return dweight, dgain
@@ -91,30 +150,38 @@ def scale_backward(
 # register them, because that imports the compiler.
 
 
-def _traced_scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
-    return scale_function(weight, traced=True)(weight, gain, dtype)
+def _traced_scale(
+    weight: Tensor, gain: Tensor, dtype: torch.dtype, filter_norm: float | None = None
+) -> Tensor:
+    return scale_function(weight, traced=True)(weight, gain, dtype, filter_norm)
 
 
-def _traced_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
-    return dispatch_backward(weight, gain, dscaled, traced=True)
+def _traced_backward(
+    weight: Tensor, gain: Tensor, dscaled: Tensor, filter_norm: float | None = None
+) -> tuple[Tensor, Tensor]:
+    return dispatch_backward(weight, gain, dscaled, filter_norm, traced=True)
 
 
-def _fake_scale(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+def _fake_scale(
+    weight: Tensor, gain: Tensor, dtype: torch.dtype, filter_norm: float | None = None
+) -> Tensor:
     return torch.empty_like(weight, dtype=dtype)
 
 
-def _fake_backward(weight: Tensor, gain: Tensor, dscaled: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_backward(
+    weight: Tensor, gain: Tensor, dscaled: Tensor, filter_norm: float | None = None
+) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weight), torch.empty_like(gain)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weight, gain, _ = inputs
+    weight, gain, _, ctx.filter_norm = inputs
     ctx.save_for_backward(weight, gain)
 
 
 def _backward(ctx: Any, dscaled: Tensor) -> tuple[Tensor | None, ...]:
     op = torch.ops.deepcontrol.scale_filters_backward
-    return *op(*ctx.saved_tensors, dscaled), None
+    return *op(*ctx.saved_tensors, dscaled, ctx.filter_norm), None, None
 
 
 @functools.cache

@@ -91,7 +91,8 @@ def unpooled(neuron: AGCConvPool2d, input: Tensor) -> Tensor:
         unshard(p) for p in (neuron.weight, neuron.gain, neuron.bias, neuron.mean_scale)
     )
     x, padding = padded(neuron, input)
-    v = gain_conv(x, weight, gain, neuron.stride, padding, neuron.dilation, neuron.groups)
+    geometry = (neuron.stride, padding, neuron.dilation, neuron.groups)
+    v = gain_conv(x, weight, gain, *geometry, neuron.filter_norm)
     return center_bias_act(v, bias, lam, neuron.activation, overwrite=True)
 
 
