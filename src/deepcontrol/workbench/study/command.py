@@ -74,7 +74,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     if settings.dry_run:
         console.print(run_table(queue, 0))
         if preset.sweeps:
-            console.print(f"{preset.seeds - 1} more seeds of each best learning rate follow.")
+            console.print("Further seeds of each best learning rate follow.")
         return 0
     out.mkdir(parents=True, exist_ok=True)
     deadline, last_start = (
