@@ -66,6 +66,10 @@ class Protocol:
     train_limit: int | None = None
     val_limit: int | None = None
     eval_batch_size: int = 16  # the validation loss is a mean over such batches
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_epochs: float = 0.0
+    weight_decay: float = 0.0
+    augment: str | None = None  # None: the default of the task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +158,43 @@ class Cell:
     batch: int
     lr: float
     error: Measurement
-    is_best: bool  # lowest error of its batch size
+    is_best: bool  # lowest error of its batch size; in a sweep, the chosen learning rate
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a sweep: the error of a network at its best learning rate."""
+
+    x: int  # batch size or depth
+    error: Measurement  # at the chosen learning rate; without values while none is chosen
+    tried: tuple[Cell, ...]  # by rising learning rate
+
+    @property
+    def lr(self) -> float | None:
+        """The chosen learning rate; None if none is chosen yet, or if all diverged."""
+        return next((cell.lr for cell in self.tried if cell.is_best), None)
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the chosen learning rate is the lowest or the highest of those tried."""
+        return self.lr is not None and self.lr in (self.tried[0].lr, self.tried[-1].lr)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a sweep, such as a norm."""
+
+    label: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A chart of the final error over batch sizes or depths."""
+
+    title: str
+    x_label: str
+    series: tuple[Series, ...]
 
 
 @dataclass(frozen=True)
@@ -202,8 +242,9 @@ class Study:
     command: str
     claims: tuple[ClaimResult, ...]
     grid: tuple[Cell, ...] = ()
-    figure1: tuple[Panel, ...]
+    figure1: tuple[Panel, ...]  # empty in studies without the paper's claims
     figure2: tuple[Panel, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
     runs: tuple[Entry, ...]
     pictured: tuple[str, ...] = ()  # runs with sample pictures on the page
     lambda_run: str | None = None  # run in the chart of lambda

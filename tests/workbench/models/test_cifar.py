@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from deepcontrol import AGCConv2d, he_init_
 from deepcontrol.nn.init import CENTERING_GAIN
-from deepcontrol.workbench.models import NORMS, CifarResNet
+from deepcontrol.workbench.models import NORMS, CifarResNet, is_agc
 from deepcontrol.workbench.models.cifar import ResidualBlock
 from tests.workbench.models.test_resnet import pictures
 
@@ -63,7 +63,7 @@ def test_gradients_reach_every_parameter_at_batch_1(norm: str, residual: bool) -
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
-    assert any(isinstance(m, AGCConv2d) for m in model.modules()) == (norm == "agc")
+    assert any(isinstance(m, AGCConv2d) for m in model.modules()) == is_agc(norm)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepcontrol import AGCConv2d, identity_init_
-from deepcontrol.workbench.models import NORMS, ClassNet, SegNet
+from deepcontrol.workbench.models import NORMS, ClassNet, SegNet, is_agc
 
 NETWORKS = {"segnet": SegNet, "classnet": ClassNet}
 
@@ -97,7 +97,7 @@ def test_forward_and_backward_with_every_norm(name: str, norm: str) -> None:
     for parameter_name, parameter in model.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
-    assert any(m.startswith("AGC") for m in map(repr, model.modules())) == (norm == "agc")
+    assert any(m.startswith("AGC") for m in map(repr, model.modules())) == is_agc(norm)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47), (67, 128)], ids=str)
@@ -148,7 +148,7 @@ def test_width_and_identity_init() -> None:
 
 @pytest.mark.parametrize("network", NETWORKS.values())
 def test_invalid_inputs_raise(network: type) -> None:
-    with pytest.raises(ValueError, match=r"'batch'.*agc, bn, gn, in, ln, frn"):
+    with pytest.raises(ValueError, match=r"'batch'.*agc, agc\+wn, bn, gn, in, ln, frn"):
         network(5, norm="batch")
     with pytest.raises(ValueError, match="width must be positive, got 0"):
         network(5, width=0)

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from deepcontrol import AGCConv2d, he_init_
 from deepcontrol.nn import saved_bytes
 from deepcontrol.nn.init import CENTERING_GAIN
-from deepcontrol.workbench.models import NORMS, ResNet50
+from deepcontrol.workbench.models import NORMS, ResNet50, is_agc
 
 
 def pictures(count: int, side: int = 64) -> Tensor:
@@ -50,7 +50,7 @@ def test_forward_and_backward_with_every_norm(norm: str) -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
-    assert any(isinstance(m, AGCConv2d) for m in model.modules()) == (norm == "agc")
+    assert any(isinstance(m, AGCConv2d) for m in model.modules()) == is_agc(norm)
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deepcontrol import AGCConv3d
 from deepcontrol.nn import saved_bytes
-from deepcontrol.workbench.models import UNet3d
+from deepcontrol.workbench.models import UNet3d, is_agc
 
-NORMS = ("agc", "bn", "gn", "in", "ln", "ws+gn", "none")
+NORMS = ("agc", "agc+wn", "bn", "gn", "in", "ln", "ws+gn", "none")
 
 
 def test_counts() -> None:
@@ -58,7 +58,7 @@ def test_forward_and_backward_with_every_norm(norm: str) -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
-    assert any(isinstance(m, AGCConv3d) for m in model.modules()) == (norm == "agc")
+    assert any(isinstance(m, AGCConv3d) for m in model.modules()) == is_agc(norm)
 
 
 @torch.no_grad()

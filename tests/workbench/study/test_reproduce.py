@@ -188,10 +188,12 @@ def test_minutes_stop_running_runs(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_command_of_a_run_repeats_it(tmp_path: Path) -> None:
-    for job in plan(CLAIMS, PRESETS["camvid"], tmp_path, Path("some where")):
-        typed = parse(train_command(job.config)[1:])
-        assert isinstance(typed, TrainCommand)
-        assert typed == TrainCommand(**vars(job.config))
+    presets = [PRESETS[name] for name in ("camvid", "cifar-batch", "fashion-mlp")]
+    for preset in presets:
+        for job in plan(preset.catalog, preset, tmp_path, Path("some where")):
+            typed = parse(train_command(job.config)[1:])
+            assert isinstance(typed, TrainCommand)
+            assert replace(typed, size=typed.image_size) == TrainCommand(**vars(job.config))
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
@@ -208,7 +210,7 @@ def test_missing_data_is_one_error(
 
 def test_every_preset_has_a_plan(tmp_path: Path) -> None:
     for preset in PRESETS.values():
-        claims = tuple(claim for claim in CLAIMS if claim.id in preset.claims)
+        claims = tuple(claim for claim in preset.catalog if claim.id in preset.claims)
         assert len(claims) == len(preset.claims)
         jobs = plan(claims, preset, tmp_path, None)
         assert len({job.name for job in jobs}) == len(jobs)

@@ -15,6 +15,7 @@ from rich.table import Table
 from ... import __version__
 from ...convert import calibrate, fold
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
+from ..models import is_agc
 from ..predict import Network, load_network
 from ..runfolder import write_atomic
 from ..sizes import Size
@@ -123,7 +124,7 @@ def run_export(command: Export, console: Console) -> int:
         file.replace(out)
     description = describe(out.name, command.to, config.model, network, sizes, comparison) | {
         "checkpoint": command.checkpoint,
-        "folded": network.norm == "agc" and (command.fold or command.fixed_means),
+        "folded": is_agc(network.norm) and (command.fold or command.fixed_means),
         "fixed_means": command.fixed_means,
         "int8": command.int8,
         "validation": {name: asdict(accuracy) for name, accuracy in accuracies.items()} or None,
@@ -148,7 +149,7 @@ def _check_options(command: Export, config: Train) -> None:
         raise ValueError(f"--int8 needs --to onnx, got --to {command.to}")
     if command.size is not None and not TARGETS[command.to].fixed_size:
         raise ValueError(f"--size needs --to executorch: {command.to} has dynamic sizes")
-    if command.fixed_means and config.norm != "agc":
+    if command.fixed_means and not is_agc(config.norm):
         raise ValueError(f"--fixed-means needs a run with norm agc, got norm {config.norm}")
     if command.fixed_means and not command.fold:
         raise ValueError("--fixed-means always folds AGC: remove --no-fold")
@@ -171,7 +172,7 @@ def _write(
     model = exact = network.model
     if command.fixed_means:
         model = exact = calibrate(network.model, images.calibration())
-    elif command.fold and network.norm == "agc":
+    elif command.fold and is_agc(network.norm):
         model = fold(exact)
     target.write(trace(model, sizes), file, outputs)
     comparison = check(target.run(file), exact, sizes)

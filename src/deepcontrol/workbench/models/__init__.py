@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import nn
 
-from .blocks import NORMS, Norm, scaled
+from .blocks import NORMS, Norm, is_agc, scaled
 from .cifar import CifarResNet
 from .classnet import ClassNet
 from .mlp import MLP
@@ -29,6 +29,7 @@ __all__ = [
     "SegNet",
     "UNet3d",
     "build",
+    "is_agc",
     "task_of",
 ]
 

@@ -18,9 +18,18 @@ from .norms import (
     WeightStandardizedConv3d,
 )
 
-Norm = Literal["agc", "bn", "gn", "in", "ln", "frn", "evonorm-s0", "ws+gn", "none"]
+Norm = Literal["agc", "agc+wn", "bn", "gn", "in", "ln", "frn", "evonorm-s0", "ws+gn", "none"]
 NORMS: tuple[str, ...] = get_args(Norm)
 OWN_ACTIVATION = ("frn", "evonorm-s0")  # norms with an activation in place of ReLU; only in 2-D
+
+
+def is_agc(norm: str) -> bool:
+    """Return whether a norm is AGC, with or without weight normalization.
+
+    >>> is_agc("agc"), is_agc("agc+wn"), is_agc("bn")
+    (True, True, False)
+    """
+    return norm in ("agc", "agc+wn")
 
 
 class Block(Protocol):
@@ -40,8 +49,8 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
     """Return a factory of blocks with one kind of normalization.
 
     Args:
-        norm: One of NORMS. frn and evonorm-s0 have activations of their own in place of ReLU. ln is
-            over channels and positions: GroupNorm with one group.
+        norm: One of NORMS. agc+wn is agc with weight_norm. frn and evonorm-s0 have activations of
+            their own in place of ReLU. ln is over channels and positions: GroupNorm with one group.
         dims: Dimensions of the feature maps, 2 or 3. frn and evonorm-s0 support only 2.
         groups: Groups of gn, ws+gn and evonorm-s0; fewer where it does not divide the channels.
     """
@@ -64,8 +73,9 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
         activation: Literal["relu", "none"] = "relu",
     ) -> nn.Module:
         shape = (in_channels, out_channels, kernel_size, stride, kernel_size // 2)
-        if norm == "agc":
-            return agc_convolution(*shape, activation=activation)
+        if is_agc(norm):
+            weight_norm = norm == "agc+wn"
+            return agc_convolution(*shape, activation=activation, weight_norm=weight_norm)
         layers: list[nn.Module] = [convolution(*shape, bias=norm == "none")]
         if norm != "none":
             layers.append(_norm_layer(norm, dims, out_channels, groups, activation == "relu"))

@@ -39,7 +39,7 @@ from .tiling import (
 # Norms with statistics of the input that tiles cannot share.
 PER_TILE_NORMS = ("gn", "in", "ln", "frn", "evonorm-s0", "ws+gn")
 # Norms with statistics of the input in evaluation too. The outputs depend on the crop.
-CROP_DEPENDENT_NORMS = ("agc", *PER_TILE_NORMS)
+CROP_DEPENDENT_NORMS = ("agc", "agc+wn", *PER_TILE_NORMS)
 
 
 @dataclass(frozen=True)

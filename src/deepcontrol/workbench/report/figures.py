@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from ..runfolder import Run
-from ..studyfolder import Line, Measurement, Panel
+from ..studyfolder import Line, Measurement, Panel, Sweep
 from .text import NORM_NAMES
 
 # Style
@@ -233,6 +233,42 @@ def _draw_bar(axes: Axes, x: float, width: float, error: Measurement, color: str
         ha="center",
         weight="bold",
     )
+
+
+def draw_sweep(sweep: Sweep) -> Figure:
+    """Draw the final error over batch sizes or depths: a line of means for each norm.
+
+    Bars are standard deviations over seeds. Crosses at the top mark points whose runs diverged.
+    """
+    xs = sorted({point.x for series in sweep.series for point in series.points})
+    with drawing(5.6, 3.9) as figure:
+        axes = figure.subplots()
+        axes.set(title=sweep.title, xlabel=sweep.x_label, ylabel="final error, %")
+        tidy(axes)
+        diverged = []
+        for i, series in enumerate(sweep.series):
+            color = line_style(i)[0]
+            diverged += [(point.x, color) for point in series.points if point.error.diverged]
+            points = [(p.x, m, p.error.std or 0.0) for p in series.points if (m := p.error.mean)]
+            axes.errorbar(
+                [x for x, _, _ in points],
+                [mean for _, mean, _ in points],
+                [std for _, _, std in points],
+                color=color,
+                marker="o",
+                markersize=3.5,
+                linewidth=1.6,
+                capsize=3,
+                label=series.label,
+            )
+        for x, color in diverged:
+            axes.plot(x, 0.97, "x", color=color, mew=1.6, transform=axes.get_xaxis_transform())
+        if xs:
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(xs, [str(x) for x in xs])
+            axes.minorticks_off()
+            axes.legend(fontsize=8, framealpha=0.85, edgecolor="none")
+    return figure
 
 
 # Panels of a study: a line is an arm over several seeds

@@ -12,7 +12,17 @@ from typing import Any
 import jinja2
 
 from ..runfolder import Run
-from ..studyfolder import FIGURES, PAGE, VERDICT_TABLE, VERDICTS, Cell, Panel, Study, StudyRuns
+from ..studyfolder import (
+    FIGURES,
+    PAGE,
+    VERDICT_TABLE,
+    VERDICTS,
+    Cell,
+    Panel,
+    Study,
+    StudyRuns,
+    Sweep,
+)
 from . import text
 from .figures import (
     Ranges,
@@ -23,6 +33,7 @@ from .figures import (
     draw_final_errors,
     draw_loss,
     draw_one,
+    draw_sweep,
     labeled_things,
     line_style,
     own_ranges,
@@ -173,6 +184,7 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
     """Write index.html, figures/ and verdicts.md of a study; return the page's path."""
     out.mkdir(parents=True, exist_ok=True)
     lambdas = write_figures(study, runs, out / FIGURES)
+    sweeps = write_sweeps(study, out / FIGURES)
     errors = final_errors(study, runs)
     (out / VERDICT_TABLE).write_text(text.verdicts_markdown(study) + "\n", encoding="utf-8")
     return _render(
@@ -186,6 +198,7 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
         about_agc=ABOUT_AGC,
         summary=study_summary(study, errors),
         errors=data_uri(draw_final_errors(errors)) if errors else None,
+        sweeps=sweeps,
         figure1=draw_panels(study.figure1, runs, paired_ranges(study.figure1, runs.found)),
         figure2=draw_panels(study.figure2, runs, own_ranges(study.figure2, runs.found)),
         lambdas=lambdas,
@@ -220,8 +233,9 @@ def write_figures(study: Study, runs: StudyRuns, folder: Path) -> dict[str, str]
     """Save the figures as SVG and PNG; return those of lambda as data URIs."""
     folder.mkdir(exist_ok=True)
     subtitle = text.protocol_text(study)
-    ranges = paired_ranges(study.figure1, runs.found)
-    save_figure(draw_figure(study.figure1, runs.found, ranges, subtitle), folder / "figure1")
+    if study.figure1:
+        ranges = paired_ranges(study.figure1, runs.found)
+        save_figure(draw_figure(study.figure1, runs.found, ranges, subtitle), folder / "figure1")
     if study.figure2:
         ranges = own_ranges(study.figure2, runs.found)
         figure = draw_figure(study.figure2, runs.found, ranges, f"SegNet, {subtitle}")
@@ -237,6 +251,14 @@ def write_figures(study: Study, runs: StudyRuns, folder: Path) -> dict[str, str]
         "depth": save_figure(depth, folder / "lambda", shaded=True),
         "multiples": save_figure(multiples, folder / "lambda-layers"),
     }
+
+
+def write_sweeps(study: Study, folder: Path) -> list[tuple[Sweep, str]]:
+    """Save the sweeps' charts as sweep1, sweep2, ...; return each sweep with its data URI."""
+    return [
+        (sweep, save_figure(draw_sweep(sweep), folder / f"sweep{i}"))
+        for i, sweep in enumerate(study.sweeps, 1)
+    ]
 
 
 def grid_rows(study: Study) -> dict[int, dict[float, Cell]]:

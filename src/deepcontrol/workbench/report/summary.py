@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..runfolder import Row, Run, finite_number
-from ..studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns
+from ..studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns, Sweep
 from .text import (
     DATA_NAMES,
     NORM_NAMES,
@@ -69,7 +69,8 @@ def _first_run(line: Line, runs: StudyRuns) -> Run | None:
 
 def study_summary(study: Study, errors: FinalErrors) -> str:
     """Summarize a study in a few sentences: errors, time, memory and verdicts."""
-    sentences = [*_error_sentences(study, errors), _speed_sentence(study), _verdict_sentence(study)]
+    sentences = [*_error_sentences(study, errors), *map(_sweep_sentence, study.sweeps)]
+    sentences += [_speed_sentence(study), _verdict_sentence(study)]
     return " ".join(filter(None, sentences))
 
 
@@ -121,6 +122,21 @@ def _training_text(study: Study) -> str:
     if p.train_limit and p.data == "streets":
         images = f"{p.train_limit} {data}"
     return f"SegNet{width} on {images}, {p.epochs} epochs"
+
+
+def _sweep_sentence(sweep: Sweep) -> str:
+    """Return the errors at both ends of a sweep, or "" if no point is measured."""
+    xs = sorted({p.x for series in sweep.series for p in series.points if p.error.values})
+    parts = []
+    for x in dict.fromkeys(xs[:1] + xs[-1:]):
+        at_x = {series.label: p.error for series in sweep.series for p in series.points if p.x == x}
+        errors = [f"{label} {_short(error)}" for label, error in at_x.items() if error.values]
+        parts.append(f"at {sweep.x_label} {x}: {join_words(errors)}")
+    return f"{sweep.title}, {'; '.join(parts)}." if parts else ""
+
+
+def _short(error: Measurement) -> str:
+    return "diverged" if error.mean is None else f"{error.mean:.1f}%"
 
 
 def _speed_sentence(study: Study) -> str:

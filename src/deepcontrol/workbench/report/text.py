@@ -11,16 +11,25 @@ from ..runfolder import finite_number
 from ..studyfolder import (
     FINISHED,
     VERDICTS,
+    Cell,
     CheckResult,
     ClaimResult,
     Measurement,
+    Point,
     Study,
+    Sweep,
     Verdict,
 )
 
 GROUPS = (*VERDICTS, "beyond the paper")
 NORM_NAMES = {"agc": "AGC", "bn": "BatchNorm", "gn": "GroupNorm"}
-DATA_NAMES = {"camvid": "CamVid", "cityscapes": "Cityscapes", "streets": "synthetic street scenes"}
+DATA_NAMES = {
+    "camvid": "CamVid",
+    "cityscapes": "Cityscapes",
+    "streets": "synthetic street scenes",
+    "cifar10": "CIFAR-10",
+    "fashion-mnist": "Fashion-MNIST",
+}
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -264,7 +273,11 @@ def protocol_text(study: Study) -> str:
     instead = f" instead of {study.preset_epochs}" if p.epochs != study.preset_epochs else ""
     seeds = f"up to {study.seeds} seed{'s' * (study.seeds > 1)}"
     size = "x".join(map(str, p.size))
-    return f"{p.data}{limit} at {size}{width}, {p.epochs} epochs{instead}, {seeds}{scale}"
+    return f"{p.data}{limit} at {size}{width}, {p.epochs} epochs{instead}, {seeds}{scale}" + (
+        f", {p.schedule} schedule" * (p.schedule != "constant")
+        + f", warm-up of {setting_text(p.warmup_epochs)} epochs" * (p.warmup_epochs > 0)
+        + f", weight decay {setting_text(p.weight_decay)}" * (p.weight_decay > 0)
+    )
 
 
 def verdict_table(claims: Sequence[ClaimResult], rules: bool = True) -> str:
@@ -292,7 +305,56 @@ def verdicts_markdown(study: Study) -> str:
     parts = [f"**{counts_text(study)}.** {finished_text(study)}: {protocol_text(study)}."]
     for group, claims in grouped_claims(study).items():
         parts += [f"## {group.capitalize()}", verdict_table(claims)]
+    for sweep in study.sweeps:
+        parts += [f"## {sweep.title}", sweep_table(sweep), *filter(None, [edges_text(sweep)])]
     return "\n\n".join([*parts, *filter(None, [study.note])])
+
+
+# Sweeps
+
+
+def sweep_table(sweep: Sweep) -> str:
+    """Return a Markdown table: a row per x, a column per series, errors with learning rates."""
+    rows = [[sweep.x_label, *(series.label for series in sweep.series)]]
+    rows.append(["---"] * len(rows[0]))
+    for x in sorted({point.x for series in sweep.series for point in series.points}):
+        found = [next((p for p in series.points if p.x == x), None) for series in sweep.series]
+        rows.append([str(x), *("" if point is None else point_text(point) for point in found)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def point_text(point: Point) -> str:
+    """Return "34.20 ± 0.31 % (n=3), lr 0.01", or why there is no error."""
+    lr = "" if point.lr is None else f", lr {point.lr:g}"
+    return f"{measurement_text(point.error)}{lr}"
+
+
+def sweep_rows(sweep: Sweep) -> list[tuple[int, float, list[Cell | None]]]:
+    """Return the cells of all learning rates: x, learning rate, and a cell of each series."""
+    cells = {
+        (point.x, cell.lr, i): cell
+        for i, series in enumerate(sweep.series)
+        for point in series.points
+        for cell in point.tried
+    }
+    keys = sorted({(x, lr) for x, lr, _ in cells})
+    return [(x, lr, [cells.get((x, lr, i)) for i in range(len(sweep.series))]) for x, lr in keys]
+
+
+def edges_text(sweep: Sweep) -> str:
+    """Name the points whose best learning rate is at the edge of the grid; "" if none."""
+    found = [
+        f"{series.label} at {sweep.x_label} {point.x} (lr {point.lr:g})"
+        for series in sweep.series
+        for point in series.points
+        if point.lr is not None and point.at_edge
+    ]
+    if not found:
+        return ""
+    return (
+        "The best learning rate is the lowest or highest of its grid, so that one outside could "
+        f"be better: {join_words(found)}."
+    )
 
 
 # Runs

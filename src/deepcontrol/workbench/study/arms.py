@@ -1,12 +1,14 @@
 """Arms of a comparison: one network trained in one way, over several seeds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..models import Norm
 from ..optim import learning_rate
+from ..train.config import Model
 
-Model = Literal["segnet", "classnet"]
+NORM_LABELS = {"evonorm-s0": "EvoNorm-S0", "none": "no norm"}  # others in capitals
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,17 @@ class Arm:
 
         >>> str(bn(1)), str(agc(4, init="identity"))
         ('BN, batch 1, lr 0.02', 'AGC, batch 4, lr 0.08, identity init')
+        >>> str(Arm("none", 128, 0.1, "resnet20")), str(Arm("agc", 64, 0.1, "mlp"))
+        ('ResNet-20, no norm, batch 128, lr 0.1', 'MLP, AGC, batch 64, lr 0.1')
         """
-        words = [self.norm.upper(), f"batch {self.batch}", f"lr {self.lr:g}"]
-        if self.model == "classnet":
-            words.insert(0, "ClassNet")
+        return self.label(f"lr {self.lr:g}")
+
+    def label(self, lr: str) -> str:
+        """Label for tables, with these words for the learning rate."""
+        norm = NORM_LABELS.get(self.norm, self.norm.upper())
+        words = [norm, f"batch {self.batch}", lr]
+        if self.model != "segnet":
+            words.insert(0, model_label(self.model))
         return ", ".join([*words, *self.variants])
 
     @property
@@ -76,6 +85,59 @@ class Arm:
             "clip": self.clip_grad_norm,
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+def model_label(model: Model) -> str:
+    """Return the name of a network for tables.
+
+    >>> [model_label(model) for model in ("classnet", "resnet56", "plain20", "mlp")]
+    ['ClassNet', 'ResNet-56', 'plain-20', 'MLP']
+    """
+    names = {"segnet": "SegNet", "classnet": "ClassNet", "mlp": "MLP"}
+    return names.get(model) or model.replace("resnet", "ResNet-").replace("plain", "plain-")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """An arm at the best of several learning rates, the same grid for all contenders.
+
+    The first seed trains every learning rate. The one with the lowest final error is chosen, the
+    lower one after a tie, and only that one trains further seeds. A run that diverged is never
+    chosen. The rule is `choose` in rules.py.
+    """
+
+    arms: tuple[Arm, ...]  # they differ in the learning rate only, which rises
+
+    def __post_init__(self) -> None:
+        lrs = [arm.lr for arm in self.arms]
+        same = {replace(arm, lr=lrs[0]) for arm in self.arms} if lrs else set()
+        if len(same) != 1 or lrs != sorted(set(lrs)):
+            raise ValueError(
+                "expected arms that differ only in the learning rate, in rising order, got "
+                f"{', '.join(map(str, self.arms)) or 'none'}"
+            )
+
+    def __str__(self) -> str:
+        """Label for tables if no learning rate is chosen.
+
+        >>> str(tuned(Arm("bn", 8, 0.0, "resnet20"), (0.01, 0.03, 0.1)))
+        'ResNet-20, BN, batch 8, lr 0.01 to 0.1'
+        """
+        return self.arms[0].label(f"lr {self.arms[0].lr:g} to {self.arms[-1].lr:g}")
+
+    @property
+    def name(self) -> str:
+        """Name in study.json if no learning rate is chosen."""
+        return f"{self.arms[0].name}-tuned"
+
+    def scale_lr(self, factor: float) -> "Tuned":
+        """Multiply all learning rates."""
+        return replace(self, arms=tuple(arm.scale_lr(factor) for arm in self.arms))
+
+
+def tuned(arm: Arm, lrs: Sequence[float]) -> Tuned:
+    """Return an arm at the best of these learning rates."""
+    return Tuned(tuple(replace(arm, lr=lr) for lr in lrs))
 
 
 def agc(batch: int, lr: float | None = None, **others: Any) -> Arm:

@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass, replace
 
 from ..studyfolder import ClaimResult
-from .arms import Arm, agc, bn, gn
+from .arms import Arm, Tuned, agc, bn, gn
 from .measures import (
     EARLY,
     FINAL,
@@ -61,9 +61,15 @@ class Claim:
     beyond_paper: bool = False  # the paper does not measure it
 
     @property
+    def contenders(self) -> tuple[Arm | Tuned, ...]:
+        """The sides of all checks, in their order, without repetition."""
+        return tuple(dict.fromkeys(c for check in self.checks for c in check.contenders))
+
+    @property
     def arms(self) -> tuple[Arm, ...]:
         """The arms to train, in the order of the checks, without repetition."""
-        return tuple(dict.fromkeys(arm for check in self.checks for arm in check.arms))
+        arms = (c.arms if isinstance(c, Tuned) else (c,) for c in self.contenders)
+        return tuple(dict.fromkeys(arm for each in arms for arm in each))
 
     def scale_lr(self, factor: float) -> "Claim":
         """Multiply all learning rates of the claim's arms."""
@@ -83,21 +89,23 @@ def judge(claim: Claim, evidence: Evidence) -> ClaimResult:
     )
 
 
-def same(a: Arm, b: Arm, *measures: Measure) -> tuple[Check, ...]:
+def same(a: Arm | Tuned, b: Arm | Tuned, *measures: Measure) -> tuple[Check, ...]:
     """Require equal measures, up to SAME."""
     return tuple(
         Check(measure=m, arm=a, against=b, low=-SAME, high=SAME) for m in measures or (FINAL,)
     )
 
 
-def higher(a: Arm, b: Arm, measure: Measure = FINAL, by: float = 0.0) -> Check:
+def higher(a: Arm | Tuned, b: Arm | Tuned, measure: Measure = FINAL, by: float = 0.0) -> Check:
     """Require a measure of `a` that is higher than that of `b`."""
     return Check(measure=measure, arm=a, against=b, low=by)
 
 
-def no_worse(a: Arm, b: Arm, *measures: Measure) -> tuple[Check, ...]:
-    """Require measures of `a` that exceed those of `b` by less than SAME."""
-    return tuple(Check(measure=m, arm=a, against=b, high=SAME) for m in measures)
+def no_worse(
+    a: Arm | Tuned, b: Arm | Tuned, *measures: Measure, by: float = SAME
+) -> tuple[Check, ...]:
+    """Require measures of `a` that exceed those of `b` by less than `by`."""
+    return tuple(Check(measure=m, arm=a, against=b, high=by) for m in measures or (FINAL,))
 
 
 def inside(measure: Measure, low: float, high: float = math.inf) -> Check:

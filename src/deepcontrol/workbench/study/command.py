@@ -19,7 +19,7 @@ from ..train.build import open_sources
 from ..train.interrupts import interrupts
 from ..train.progress import duration
 from .executors import Local, OnRay, find_slots, visible_gpus
-from .jobs import Queue, QueueEntry, drop_checkpoints, plan, refuse_changed
+from .jobs import CurveCache, Job, Queue, QueueEntry, drop_checkpoints, plan, refuse_changed
 from .record import existing_claims, judge_and_write, pack, pack_settings
 from .settings import Reproduce
 
@@ -39,10 +39,19 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     preset, out = settings.effective_preset, settings.out
     if not console.is_terminal:
         console.width = LOG_WIDTH
-    selected = {job.name for job in plan(settings.claims, preset, out, settings.data_root)}
+    asked, read_curve = settings.claims, CurveCache()
     settings = settings.with_claims(existing_claims(out, preset))
     packed = None if settings.pack is None else pack_settings(settings, settings.pack)
-    jobs = plan(settings.claims, preset, out, settings.data_root)
+
+    def planned() -> tuple[list[Job], set[str]]:
+        """Return all runs, and the names of those that --only asks for."""
+        jobs, wanted = (
+            plan(claims, preset, out, settings.data_root, read_curve)
+            for claims in (settings.claims, asked)
+        )
+        return jobs, {job.name for job in wanted}
+
+    jobs, selected = planned()
     refuse_changed(jobs)
     if settings.bench is not None and not settings.bench.is_file():
         raise ValueError(f"--bench: no file {settings.bench}")
@@ -55,6 +64,8 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         on_finish=(lambda job: None) if settings.keep_checkpoints else drop_checkpoints,
         on_ended=lambda queue: update_record(settings, queue),
         selected=selected,
+        replan=planned if preset.sweeps else None,
+        read_curve=read_curve,
     )
     waiting = [entry.job.config for entry in queue.in_state("waiting")]
     if settings.executor == "local" and settings.minutes != 0:
@@ -62,6 +73,8 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
             open_sources(config)  # one error now instead of one per run
     if settings.dry_run:
         console.print(run_table(queue, 0))
+        if preset.sweeps:
+            console.print("Further seeds of each best learning rate follow.")
         return 0
     out.mkdir(parents=True, exist_ok=True)
     deadline, last_start = (

@@ -1,13 +1,16 @@
 """Executors: train runs in processes of this machine, or as tasks on a Ray cluster.
 
-Each run is a separate process: `python -m deepcontrol.workbench.study.executors CONFIG` trains
-the run that the JSON text describes. Its standard input is a pipe without data. When the pipe
-closes, because the process at the other end has ended, the run saves and stops as after SIGTERM.
+A worker is a process that trains one run after the other, since starting Python and CUDA can take
+longer than a small run. It reads runs from its standard input, one line of JSON each, and writes
+the exit code of each to its standard output. When the input closes, because the process at the
+other end has ended, the run saves and stops as after SIGTERM.
 """
 
 import contextlib
+import gc
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -16,8 +19,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import torch
 from rich.console import Console
 
 from ..train.config import Train, from_json, to_json
@@ -29,52 +33,113 @@ GRACE = 120.0  # seconds to save before a process is killed
 POLL = 0.5  # seconds between two reads of the stop flag
 
 
-# The process of a run
+# Workers
 
 
-def worker_command(config: Train) -> list[str]:
-    name = "deepcontrol.workbench.study.executors"
-    return [sys.executable, "-m", name, json.dumps(to_json(config))]
+class Worker:
+    """A process that trains runs, seen from the process that starts it.
 
+    Args:
+        log: Receives the errors of a process that fails to start.
+        environment: Environment variables in addition to those of this process.
+    """
 
-def start_worker(
-    config: Train, log: IO[str], environment: Mapping[str, str] | None = None
-) -> "subprocess.Popen[str]":
-    """Start the process of a run. It stops when this process ends."""
-    return subprocess.Popen(
-        worker_command(config),
-        stdin=subprocess.PIPE,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **(environment or {})},
-        text=True,
-        start_new_session=True,  # Ctrl-C must reach only this process, which stops the others
-    )
+    def __init__(self, log: Path, environment: Mapping[str, str] | None = None) -> None:
+        with log.open("a") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "deepcontrol.workbench.study.executors"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                env={**os.environ, **(environment or {})},
+                text=True,
+                start_new_session=True,  # Ctrl-C must reach only this process
+            )
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
 
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
 
-def stop_process(process: "subprocess.Popen[str]", seconds: float) -> int:
-    """Send SIGTERM, then SIGKILL after `seconds`; return the exit code."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(max(0.0, seconds))
-        process.kill()
-    return process.wait()
+    def train(self, config: Train, log: Path) -> None:
+        """Train a run with its output in `log`. The previous run must have ended."""
+        assert self.process.stdin is not None
+        line = json.dumps({"config": to_json(config), "log": str(log.absolute())})
+        with contextlib.suppress(BrokenPipeError):  # `exit_code` reports that the process ended
+            self.process.stdin.write(f"{line}\n")
+            self.process.stdin.flush()
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of the run, or None while it trains."""
+        assert self.process.stdout is not None
+        ended = self.process.poll()  # before the read, so that no line is missed
+        try:
+            line = os.read(self.process.stdout.fileno(), 64)
+        except BlockingIOError:
+            line = b""
+        return int(line) if line else ended
+
+    def stop(self, seconds: float) -> None:
+        """Let the run save and end the process; kill it after `seconds`."""
+        if self.is_alive:
+            self.process.terminate()
+            try:
+                self.process.wait(max(0.0, seconds))
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Close the pipes, which ends the process if it is still there."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
 
 
 def worker_main() -> int:
-    """Train the run given on the command line and return the exit code."""
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    """Train runs until standard input closes or a run fails; return the last exit code.
+
+    A failed run ends the process, because it may leave the GPU unusable.
+    """
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
+    codes = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    while line := lines.get():
+        run = json.loads(line)
+        with open(run["log"], "a") as log:
+            sys.stdout.flush()
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(log.fileno(), stream.fileno())
+        code = _train(from_json(run["config"]))
+        sys.stdout.flush()
+        print(code, file=codes, flush=True)
+        if code:
+            return code
+        free_memory()
+    return 0
+
+
+def _train(config: Train) -> int:
     try:
-        return train(from_json(json.loads(sys.argv[1])), Console(width=200))
+        return train(config, Console(width=200))
     except (ValueError, OSError, FaultError) as error:
         print(f"error: {error}", flush=True)
         return 1
 
 
-def _stop_with_parent() -> None:
-    with contextlib.suppress(OSError):
-        os.read(sys.stdin.fileno(), 1)
+def free_memory() -> None:
+    """Free the memory of the last run, and measure the peak of the next one alone."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _read_lines(lines: "queue.SimpleQueue[str]") -> None:
+    for line in sys.stdin:
+        lines.put(line)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -119,20 +184,13 @@ def visible_gpus() -> list[str]:
     return names[: torch.cuda.device_count()]
 
 
-@dataclass
-class Running:
-    process: "subprocess.Popen[str]"
-    slot: Slot
-    log: IO[str]
-
-
 class Local:
-    """Executor with one process per run, and one run per slot."""
+    """Executor with one worker per slot, and one run at a time per worker."""
 
     def __init__(self, slots: Sequence[Slot], logs: Path) -> None:
-        self.free = list(slots)
         self.logs = logs
-        self.running: dict[str, Running] = {}
+        self.free: list[tuple[Slot, Worker | None]] = [(slot, None) for slot in slots]
+        self.running: dict[str, tuple[Slot, Worker]] = {}
 
     def __enter__(self) -> "Local":
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -140,39 +198,46 @@ class Local:
 
     def __exit__(self, *_: object) -> None:
         """Stop all processes, also after an exception."""
-        for running in self.running.values():
-            stop_process(running.process, GRACE)
-            running.log.close()
+        workers = [worker for _, worker in self.running.values()]
+        for worker in [*workers, *(worker for _, worker in self.free if worker is not None)]:
+            worker.stop(GRACE)
+            worker.close()
 
     def has_room(self) -> bool:
         return bool(self.free)
 
     def start(self, job: Job) -> str:
         """Start a run and return its device."""
-        slot = self.free.pop(0)
-        log = (self.logs / f"{job.name}.txt").open("a")
-        process = start_worker(job.config, log, slot.environment)
-        self.running[job.name] = Running(process, slot, log)
+        slot, worker = self.free.pop(0)
+        log = self.logs / f"{job.name}.txt"
+        if worker is None or not worker.is_alive:
+            worker = Worker(log, slot.environment)
+        worker.train(job.config, log)
+        self.running[job.name] = (slot, worker)
         return slot.name
 
     def ended(self) -> list[tuple[str, int]]:
         """Return names and exit codes of the runs that ended since the last call."""
-        found = [(n, c) for n, r in self.running.items() if (c := r.process.poll()) is not None]
-        for name, _ in found:
-            running = self.running.pop(name)
-            running.log.close()
-            assert running.process.stdin is not None
-            running.process.stdin.close()
-            self.free.append(running.slot)
+        codes = {name: worker.exit_code() for name, (_, worker) in self.running.items()}
+        found = [(name, code) for name, code in codes.items() if code is not None]
+        for name, code in found:
+            slot, worker = self.running.pop(name)
+            if code:  # the process ends as well
+                worker.stop(GRACE)
+                worker.close()
+                self.free.append((slot, None))
+            else:
+                self.free.append((slot, worker))
         return found
 
     def stop(self) -> None:
         """Let all runs save and end."""
-        for running in self.running.values():
-            running.process.terminate()
+        workers = [worker for _, worker in self.running.values()]
+        for worker in workers:
+            worker.process.terminate()
         deadline = time.monotonic() + GRACE
-        for running in self.running.values():
-            stop_process(running.process, deadline - time.monotonic())
+        for worker in workers:
+            worker.stop(deadline - time.monotonic())
 
 
 # On a Ray cluster
@@ -205,12 +270,16 @@ def ray_task(config: Train, log: Path, flag: Any) -> int:
     ray = load_ray()
     with log.open("a") as file:
         print(f"on node {ray.get_runtime_context().get_node_id()}", file=file, flush=True)
-        process = start_worker(config, file)
-        while process.poll() is None:
-            if ray.get(flag.get.remote()):
-                return stop_process(process, GRACE)
+    worker = Worker(log)
+    worker.train(config, log)
+    while (code := worker.exit_code()) is None:
+        if ray.get(flag.get.remote()):
+            worker.stop(GRACE)
+        else:
             time.sleep(POLL)
-    return process.returncode
+    worker.stop(GRACE)
+    worker.close()
+    return code
 
 
 class OnRay:
@@ -219,7 +288,7 @@ class OnRay:
     It runs `per_gpu` tasks on each GPU, or one per core without GPUs.
 
     ray.init() connects to the cluster of RAY_ADDRESS or of this machine, or starts one here. All
-    nodes must share the study folder and the data. A task runs the same process as `Local`. It
+    nodes must share the study folder and the data. A task has a worker of its own. It
     polls a flag, because Ray can only kill a task, and the run has to save first.
     """
 

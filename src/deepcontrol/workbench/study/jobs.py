@@ -1,13 +1,16 @@
 """The runs of a study: the plan, each run's progress, and the queue that trains them."""
 
+import contextlib
 import math
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ..models import is_agc
 from ..runfolder import (
     BEST,
     LAST,
@@ -30,10 +33,11 @@ from ..train.config import (
     load_config,
 )
 from ..train.interrupts import Interrupts
-from .arms import Arm
+from .arms import Arm, Tuned
 from .claims import Claim
 from .figure import FIGURE_1
 from .measures import Curve, LayerLambda
+from .rules import choose
 from .settings import Preset
 
 ATTEMPTS = 2
@@ -60,22 +64,58 @@ class Job:
         return self.config.out
 
 
-def plan(claims: tuple[Claim, ...], preset: Preset, out: Path, data_root: Path | None) -> list[Job]:
+def plan(
+    claims: tuple[Claim, ...],
+    preset: Preset,
+    out: Path,
+    data_root: Path | None,
+    read_curve: "CurveReader | None" = None,
+) -> list[Job]:
     """List each run once, in training order.
 
     The arms of figure 1 come first, all with the first seed, then with the next, because a verdict
     needs several. The other arms follow in the same way, then the extra seeds of close claims.
+
+    A tuned arm has the first seed of every learning rate. Once these runs are finished, it also has
+    the other seeds of the best one. Presets with such arms are trained stage by stage, the first
+    seeds of a stage before its others.
     """
-    figure_1 = {arm.scale_lr(preset.lr_scale) for spec in FIGURE_1 for arm in spec.arms}
+
+    def job_of(arm: Arm, seed: int) -> Job:
+        folder = out / RUNS / f"{arm.name}-s{seed}"
+        return Job(arm, seed, preset.config(arm, seed, folder, data_root))
+
+    contenders = tuple(dict.fromkeys(c for claim in claims for c in claim.contenders))
+    firsts = [job_of(arm, 0) for c in contenders if isinstance(c, Tuned) for arm in c.arms]
+    curves = _finished_curves(firsts, read_curve or finished_curve)
     close = {arm for claim in claims if claim.id in preset.close for arm in claim.arms}
-    jobs = []
-    for arm in dict.fromkeys(arm for claim in claims for arm in claim.arms):
-        for seed in range(preset.seeds_if_close if arm in close else preset.seeds):
-            folder = out / RUNS / f"{arm.name}-s{seed}"
-            jobs.append(Job(arm, seed, preset.config(arm, seed, folder, data_root)))
+    seeds: dict[Arm, int] = {}
+    for contender in contenders:
+        chosen = choose(contender, curves) if isinstance(contender, Tuned) else contender
+        for arm in contender.arms if isinstance(contender, Tuned) else (contender,):
+            usual = preset.seeds_if_close if arm in close else preset.seeds
+            seeds[arm] = max(seeds.get(arm, 1), usual if arm == chosen else 1)
+    jobs = [job_of(arm, seed) for arm, count in seeds.items() for seed in range(count)]
+    if preset.stages:
+        return sorted(jobs, key=lambda job: (_stage(job, preset), job.seed))
+    figure_1 = {arm.scale_lr(preset.lr_scale) for spec in FIGURE_1 for arm in spec.arms}
     return sorted(
         jobs, key=lambda job: (job.seed >= preset.seeds, job.arm not in figure_1, job.seed)
     )
+
+
+def _stage(job: Job, preset: Preset) -> int:
+    return preset.stages.index((job.arm.model, job.arm.batch))
+
+
+def _finished_curves(jobs: Sequence[Job], read_curve: "CurveReader") -> dict[Arm, list[Curve]]:
+    """Read the finished ones of these runs. Damaged runs are left out."""
+    found: dict[Arm, list[Curve]] = defaultdict(list)
+    for job in jobs:
+        with contextlib.suppress(ValueError):
+            if curve := read_curve(job):
+                found[job.arm].append(curve)
+    return found
 
 
 def refuse_changed(jobs: list[Job]) -> None:
@@ -173,12 +213,34 @@ def finished_curve(job: Job) -> Curve | None:
         pairs = zip(*run.series(name), strict=True)
         columns[name] = tuple(factor * v for e, v in pairs if 0 < e <= job.config.epochs)
     errors, losses = columns["val_error"], columns["val_loss"]
+    schedule = job.config.schedule
     if run.diverged is not None:  # the last lambda of a diverged run is meaningless
-        return Curve(errors, losses, diverged=run.diverged)
+        return Curve(errors, losses, (), run.diverged, job.seed, schedule)
     if gap := run.missing_epochs(job.config.epochs):
         raise ValueError(gap)
-    lambdas = _final_lambdas(run, job.config.epochs) if job.arm.norm == "agc" else ()
-    return Curve(errors, losses, lambdas)
+    lambdas = _final_lambdas(run, job.config.epochs) if is_agc(job.arm.norm) else ()
+    return Curve(errors, losses, lambdas, None, job.seed, schedule)
+
+
+CurveReader = Callable[[Job], Curve | None]
+
+
+class CurveCache:
+    """Read the result of each run once it is finished, and keep it."""
+
+    def __init__(self) -> None:
+        self._curves: dict[Path, Curve] = {}
+
+    def __call__(self, job: Job) -> Curve | None:
+        """Return the result of a run, or None if the run is not finished.
+
+        Raises:
+            ValueError: The run is finished but its files are incomplete.
+        """
+        curve = self._curves.get(job.folder) or finished_curve(job)
+        if curve is not None:
+            self._curves[job.folder] = curve
+        return curve
 
 
 def _final_lambdas(run: Run, epochs: int) -> tuple[LayerLambda, ...]:
@@ -237,6 +299,9 @@ class Queue:
         on_finish: Called with each finished job before another one starts.
         on_ended: Called with the queue whenever processes have ended.
         selected: Names of the jobs to train; None for all.
+        replan: Called whenever processes have ended. Returns all jobs in their order, among them
+            new ones that depend on the results, and the names of those to train.
+        read_curve: Reads the result of a run.
     """
 
     def __init__(
@@ -248,14 +313,27 @@ class Queue:
         on_finish: Callable[[Job], None] = lambda job: None,
         on_ended: Callable[["Queue"], None] = lambda queue: None,
         selected: Collection[str] | None = None,
+        replan: Callable[[], tuple[Sequence[Job], Collection[str]]] | None = None,
+        read_curve: CurveReader = finished_curve,
     ) -> None:
-        self.entries = {job.name: QueueEntry(job, "waiting", progress(job)) for job in jobs}
+        self.entries: dict[str, QueueEntry] = {}
         self.logs = logs
         self.on_change, self.on_poll = on_change, on_poll
         self.on_finish, self.on_ended = on_finish, on_ended
-        for name, entry in self.entries.items():
-            if not self._mark_if_finished(entry) and selected is not None and name not in selected:
+        self.replan, self.read_curve = replan, read_curve
+        self.add(jobs, selected)
+
+    def add(self, jobs: Sequence[Job], selected: Collection[str] | None) -> None:
+        """Add the jobs that are not in the queue yet, and take over the order of all."""
+        before, self.entries = self.entries, {}
+        for job in jobs:
+            known = before.pop(job.name, None)
+            self.entries[job.name] = entry = known or QueueEntry(job, "waiting", progress(job))
+            if known or self._mark_if_finished(entry):
+                continue
+            if selected is not None and job.name not in selected:
                 entry.state = "not selected"
+        self.entries |= before
 
     def in_state(self, *states: State) -> list[QueueEntry]:
         return [entry for entry in self.entries.values() if entry.state in states]
@@ -276,6 +354,8 @@ class Queue:
         while self.in_state("waiting", "locked", "running"):
             if ended := executor.ended():
                 self._collect(ended)
+                if self.replan is not None:
+                    self.add(*self.replan())
                 self.on_ended(self)
             may_start = time.monotonic() < last_start
             is_idle = not may_start and not self.in_state("running")

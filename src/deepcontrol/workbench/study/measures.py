@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
+from ..optim import Schedule
+
 SPIKE = 1.0  # points above the median of the surrounding epochs
 SPIKE_WINDOW = 5  # epochs to either side
 DEEPEST, MIDDLE = (0.75, 1.1), (0.25, 0.75)  # ranges of depth
@@ -28,6 +30,8 @@ class Curve:
     losses: tuple[float, ...]  # validation
     lambdas: tuple[LayerLambda, ...] = ()  # by layer, in forward order
     diverged: int | None = None  # epoch of the first step that was not finite
+    seed: int = 0
+    schedule: Schedule = "constant"
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,17 @@ def mean_or_nan(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
 
 
-def last_tenth(values: tuple[float, ...]) -> float:
-    """Average the last tenth. At a constant learning rate a single epoch is noisy."""
-    return mean_or_nan(values[-math.ceil(len(values) / 10) :])
+def final_value(values: tuple[float, ...], schedule: Schedule) -> float:
+    """Average the last tenth, because single epochs at a constant learning rate are noisy.
+
+    With a cosine schedule the last epoch is the result: the learning rate has fallen to 0.
+    """
+    last = 1 if schedule == "cosine" else math.ceil(len(values) / 10)
+    return mean_or_nan(values[-last:])
 
 
 def final_error(curve: Curve) -> float:
-    return math.inf if curve.diverged is not None else last_tenth(curve.errors)
+    return math.inf if curve.diverged is not None else final_value(curve.errors, curve.schedule)
 
 
 def mean_error(curve: Curve) -> float:
@@ -66,7 +74,7 @@ def early_error(curve: Curve) -> float:
 
 
 def final_loss(curve: Curve) -> float:
-    return math.inf if curve.diverged is not None else last_tenth(curve.losses)
+    return math.inf if curve.diverged is not None else final_value(curve.losses, curve.schedule)
 
 
 def spikes(curve: Curve) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.results import Row, read_rows, write_rows
+from ..models import is_agc
 from ..report.pictures import as_jpeg
 from ..runfolder import (
     CONFIG,
@@ -39,7 +40,7 @@ from ..studyfolder import (
 from .arms import Arm, agc, bn
 from .claims import CLASSNET_AGC, CLASSNET_BN, Claim, judge
 from .figure import FIGURE_1, figure_2, lr_grid
-from .jobs import Job, Queue, finished_curve, train_command, without_local_paths
+from .jobs import Job, Queue, train_command, without_local_paths
 from .measures import Curve
 from .rules import BenchRatio, Evidence
 from .settings import PRESETS, Preset, Reproduce
@@ -63,7 +64,7 @@ def collect_evidence(settings: Reproduce, queue: Queue) -> Evidence:
         if entry.state in ("running", "locked"):  # the last records may be incomplete
             continue
         try:
-            curve = finished_curve(entry.job)
+            curve = queue.read_curve(entry.job)
         except ValueError as error:
             entry.state = "failed"
             entry.fault = f"damaged: {error}; remove {RUNS}/{entry.job.name} to train it again"
@@ -129,8 +130,11 @@ def judge_and_write(settings: Reproduce, queue: Queue) -> Study:
         command=shlex.join(settings.command),
         claims=tuple(_judged(claim, evidence, jobs) for claim in settings.claims),
         grid=lr_grid(evidence.curves),
-        figure1=tuple(spec.panel(runs, preset.lr_scale) for spec in FIGURE_1),
+        figure1=()
+        if preset.sweeps
+        else tuple(spec.panel(runs, preset.lr_scale) for spec in FIGURE_1),
         figure2=figure_2(dict(runs), preset.lr_scale),
+        sweeps=tuple(spec.sweep(evidence.curves) for spec in preset.sweeps),
         runs=_entries(queue),
         pictured=tuple(pictured),
         lambda_run=lambda_run,
@@ -159,7 +163,14 @@ def _entries(queue: Queue) -> tuple[Entry, ...]:
 
 
 def shown_runs(jobs: Sequence[Job], preset: Preset) -> tuple[str | None, list[str]]:
-    """Return the run for the chart of lambda, and the runs for the sample pictures."""
+    """Return the run for the chart of lambda, and the runs for the sample pictures.
+
+    With tuned arms, the first one with AGC is drawn whose learning rate is chosen.
+    """
+    if preset.sweeps:
+        chosen = (job.arm for job in jobs if job.seed == 1 and is_agc(job.arm.norm))
+        drawn = next(chosen, None)
+        return next((j.name for j in jobs if (j.arm, j.seed) == (drawn, 0)), None), []
 
     def first_seed(arm: Arm) -> list[str]:
         wanted = arm.scale_lr(preset.lr_scale)
@@ -209,7 +220,7 @@ def pack_run(job: Job, into: Path, all_lambdas: bool, picture: bool) -> None:
     if (job.folder / DIVERGED).exists():
         shutil.copyfile(job.folder / DIVERGED, into / DIVERGED)
     run = read_run(job.folder)
-    if job.arm.norm == "agc" and run.layers:
+    if is_agc(job.arm.norm) and run.layers:
         *before, last = run.layers
         kept = [row for row in before if all_lambdas and row["epoch"] % LAMBDA_INTERVAL == 0]
         text = "".join(json.dumps(_lambda_record(row)) + "\n" for row in [*kept, last])

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from scipy.special import stdtrit  # quantiles of Student's t
 
 from ..studyfolder import CheckResult, Measurement, Problem, Verdict
-from .arms import Arm
-from .measures import Curve, Measure
+from .arms import Arm, Tuned
+from .measures import FINAL, Curve, Measure
 
 FEWEST = 3  # runs on each side before divergence decides
 
@@ -123,7 +123,44 @@ class Evidence:
     bench: Sequence[Row] = ()
 
 
-def measure_arm(measure: Measure, arm: Arm, values: Sequence[float]) -> Measurement:
+def choose(tuned: Tuned, curves: Mapping[Arm, Sequence[Curve]]) -> Arm | None:
+    """Return the arm with the lowest final error of seed 0, the first one after a tie.
+
+    None if a learning rate has no finished run of seed 0 yet, or if all of them diverged.
+    """
+    firsts = _first_seeds(tuned, curves)
+    if firsts is None:
+        return None
+    errors = [FINAL.of(curve) for curve in firsts]
+    best = min(range(len(errors)), key=errors.__getitem__)
+    return tuned.arms[best] if math.isfinite(errors[best]) else None
+
+
+def _first_seeds(tuned: Tuned, curves: Mapping[Arm, Sequence[Curve]]) -> list[Curve] | None:
+    """Return the curve of seed 0 of each arm, or None if one is missing."""
+    found = [next((c for c in curves.get(arm, ()) if c.seed == 0), None) for arm in tuned.arms]
+    complete = [curve for curve in found if curve is not None]
+    return complete if len(complete) == len(found) else None
+
+
+def measure_contender(
+    measure: Measure, contender: Arm | Tuned, curves: Mapping[Arm, Sequence[Curve]]
+) -> tuple[Measurement, list[float]]:
+    """Return a measure of an arm, or of a tuned arm's best learning rate, and its values.
+
+    There are no values while the learning rate is not chosen. If every learning rate diverged, each
+    of them counts as one run that diverged.
+    """
+    if isinstance(contender, Arm):
+        values = [measure.of(curve) for curve in curves.get(contender, ())]
+    elif chosen := choose(contender, curves):
+        return measure_contender(measure, chosen, curves)
+    else:
+        values = [measure.of(curve) for curve in _first_seeds(contender, curves) or ()]
+    return measure_arm(measure, contender, values), values
+
+
+def measure_arm(measure: Measure, arm: Arm | Tuned, values: Sequence[float]) -> Measurement:
     """Record a measure's values over seeds. An infinite value is a diverged run."""
     return Measurement(
         measure=measure.name,
@@ -141,19 +178,18 @@ class Check:
     """Require measure(arm) - measure(against), or measure(arm), between low and high."""
 
     measure: Measure
-    arm: Arm
-    against: Arm | None = None
+    arm: Arm | Tuned
+    against: Arm | Tuned | None = None
     low: float = -math.inf
     high: float = math.inf
 
     @property
-    def arms(self) -> tuple[Arm, ...]:
+    def contenders(self) -> tuple[Arm | Tuned, ...]:
         return (self.arm,) if self.against is None else (self.arm, self.against)
 
     def judge(self, evidence: Evidence) -> CheckResult:
-        values = [
-            [self.measure.of(curve) for curve in evidence.curves.get(arm, ())] for arm in self.arms
-        ]
+        measured = [measure_contender(self.measure, c, evidence.curves) for c in self.contenders]
+        values = [of_contender for _, of_contender in measured]
         is_share = self.measure.unit == "%" and self.against is not None
         result = CheckResult(
             kind="mean" if self.against is None else "difference",
@@ -162,10 +198,7 @@ class Check:
             digits=self.measure.digits,
             low=finite_or_none(self.low),
             high=finite_or_none(self.high),
-            operands=tuple(
-                measure_arm(self.measure, arm, of)
-                for arm, of in zip(self.arms, values, strict=True)
-            ),
+            operands=tuple(measurement for measurement, _ in measured),
             problem="not run",
             verdict="undecided",
         )
@@ -214,7 +247,7 @@ class BenchRatio:
     batch: int
     low: float
 
-    arms: tuple[Arm, ...] = ()  # needs no training
+    contenders: tuple[Arm | Tuned, ...] = ()  # needs no training
 
     def judge(self, evidence: Evidence) -> CheckResult:
         over, under = (self._best(evidence.bench, who) for who in (self.over, self.under))

@@ -7,12 +7,24 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from ..models import task_of
 from ..studyfolder import Protocol
-from ..train.config import Train
+from ..train.config import Model, Train
 from .arms import Arm
 from .claims import CLAIMS, Claim
+from .classification import (
+    BATCH_CLAIMS,
+    BATCH_SWEEP,
+    DEPTH_CLAIMS,
+    DEPTH_SWEEPS,
+    MLP_CLAIMS,
+    MLP_SWEEP,
+    PLAIN,
+    RESIDUAL,
+)
+from .sweeps import SweepSpec
 
-Name = Literal["quick", "camvid", "cityscapes"]
+Name = Literal["quick", "camvid", "cityscapes", "cifar-batch", "cifar-depth", "fashion-mlp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +39,10 @@ class Preset(Protocol):
     close: tuple[str, ...] = ()
     seeds_if_close: int = 5
     note: str = ""  # shown with the verdicts
+    catalog: tuple[Claim, ...] = CLAIMS  # the claims that --only can name
+    sweeps: tuple[SweepSpec, ...] = ()
+    # Network and batch size of the runs, in training order; empty for the order of figure 1.
+    stages: tuple[tuple[Model, int], ...] = ()
 
     @property
     def protocol(self) -> Protocol:
@@ -37,7 +53,12 @@ class Preset(Protocol):
         return Protocol(**{f.name: getattr(self, f.name) for f in fields(Protocol)})
 
     def config(self, arm: Arm, seed: int, out: Path, data_root: Path | None) -> Train:
-        """Return the configuration of one run of an arm."""
+        """Return the configuration of one run of an arm.
+
+        All runs have the default engine, "graph". For norms other than agc and bn,
+        "compile+graph" may be faster, but the contenders of a comparison share one protocol.
+        """
+        is_classification = task_of(arm.model) == "classification"
         settings: dict[str, Any] = {
             "out": out,
             "model": arm.model,
@@ -57,14 +78,18 @@ class Preset(Protocol):
             "clip_grad_norm": arm.clip_grad_norm,
             "train_limit": self.train_limit,
             "val_limit": self.val_limit,
-            "sample_epochs": (1, self.epochs),
+            "sample_epochs": (self.epochs,) if is_classification else (1, self.epochs),
+            "schedule": self.schedule,
+            "warmup_epochs": self.warmup_epochs,
+            "weight_decay": self.weight_decay,
+            "augment": self.augment,
             "eval_batch_size": self.eval_batch_size,
             "save_epochs": self.save_epochs,
         }
         return Train(**settings)
 
 
-ALL_CLAIMS = tuple(claim.id for claim in CLAIMS)
+OF_PAPER = tuple(claim.id for claim in CLAIMS)  # and some of ours, on the same networks
 CITYSCAPES = Preset(
     name="cityscapes",
     data="cityscapes",
@@ -72,11 +97,33 @@ CITYSCAPES = Preset(
     size=(256, 512),
     epochs=150,
     seeds=3,
-    claims=ALL_CLAIMS,
+    claims=OF_PAPER,
     # With the variance of the first runs on CamVid, three seeds leave fig1b undecided in 29% of
     # the cases in which it is true, and five seeds in less than 1% (benchmarks/power.py).
     close=("fig1a", "fig1b"),
     save_epochs=10,
+)
+CIFAR_BATCH = Preset(
+    name="cifar-batch",
+    data="cifar10",
+    classnet_data="cifar10",
+    size=(32, 32),
+    epochs=3,
+    seeds=3,
+    schedule="cosine",
+    warmup_epochs=0.25,
+    weight_decay=5e-4,
+    eval_batch_size=1000,
+    save_epochs=1000,
+    claims=tuple(claim.id for claim in BATCH_CLAIMS),
+    catalog=BATCH_CLAIMS,
+    sweeps=(BATCH_SWEEP,),
+    # Large batches first: their runs are short. 8 is the largest of the small ones.
+    stages=tuple(("resnet20", batch) for batch in (128, 8, 32, 4, 2, 1)),
+    note="A short protocol: 3 epochs, where the usual one has 200. The number of images is equal "
+    "at all batch sizes, so that small batches take more steps. Errors are test errors: CIFAR-10 "
+    "has no validation set, and the best learning rate of each contender is chosen by the test "
+    "error of its first seed, from the same grid for all.",
 )
 PRESETS: dict[Name, Preset] = {
     "quick": Preset(
@@ -108,22 +155,59 @@ PRESETS: dict[Name, Preset] = {
         "image, in two windows of the crops' size.",
     ),
     "cityscapes": CITYSCAPES,
+    "cifar-batch": CIFAR_BATCH,
+    "cifar-depth": replace(
+        CIFAR_BATCH,
+        name="cifar-depth",
+        epochs=15,
+        claims=tuple(claim.id for claim in DEPTH_CLAIMS),
+        catalog=DEPTH_CLAIMS,
+        sweeps=DEPTH_SWEEPS,
+        stages=tuple((of[depth], 128) for depth in RESIDUAL for of in (RESIDUAL, PLAIN)),
+        note="A short protocol: 15 epochs, where the usual one has 200. Errors are test errors: "
+        "CIFAR-10 has no validation set, and the best learning rate of each contender is chosen by "
+        "the test error of its first seed.",
+    ),
+    "fashion-mlp": replace(
+        CIFAR_BATCH,
+        name="fashion-mlp",
+        data="fashion-mnist",
+        classnet_data="fashion-mnist",
+        size=(28, 28),
+        epochs=10,
+        augment="none",
+        claims=tuple(claim.id for claim in MLP_CLAIMS),
+        catalog=MLP_CLAIMS,
+        sweeps=(MLP_SWEEP,),
+        stages=(("mlp", 64), ("mlp", 4)),
+        note="Errors are test errors: Fashion-MNIST has no validation set, and the best learning "
+        "rate of each contender is chosen by the test error of its first seed, from the same grid "
+        "for all. Images are not augmented.",
+    ),
 }
 
 ONLY = (
     "Train only the runs that these claims need, as in fig1a,fig1b. Default: all claims of the "
-    "preset. Claims that the study folder already has are judged as well. Known claims: "
-    f"{', '.join(ALL_CLAIMS)}."
+    "preset. Claims that the study folder already has are judged as well. Claims of quick, camvid "
+    f"and cityscapes: {', '.join(OF_PAPER)}. "
+    + " ".join(
+        f"Claims of {name}: {', '.join(preset.claims)}."
+        for name, preset in PRESETS.items()
+        if preset.stages
+    )
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
-    """Test the paper's claims: train the runs, judge each claim, write a page.
+    """Test claims: train the runs, judge each claim, write a page.
 
     Each claim has a rule and ends as reproduced, not reproduced or undecided. Claims share runs.
     The runs of figure 1 come first, one seed of each before the next seed. The other runs follow,
     and then more seeds for claims about small differences.
+
+    In the presets for classification each contender has its own best learning rate. The first seed
+    trains all learning rates of a grid, and the best one trains the other seeds.
 
     Run the same command again to resume a study: finished runs are kept, interrupted runs
     continue, and failed runs are tried again. A failed run is tried twice and does not stop the
@@ -137,7 +221,9 @@ class Reproduce:
     """Study folder: runs, logs, figures, study.json and index.html."""
     preset: Name = "quick"
     """quick: small networks on synthetic street scenes, minutes on a CPU. camvid, cityscapes: the
-    paper's protocol on real images. The paper used cityscapes."""
+    paper's protocol on real images. The paper used cityscapes. cifar-batch, cifar-depth: error of
+    ResNets on CIFAR-10 by batch size and by depth. fashion-mlp: a fully connected network on
+    Fashion-MNIST."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(help=ONLY)] = ()
     seeds: int | None = None
     """Number of seeds per arm. Default: the preset's. A rule needs at least two."""
@@ -176,10 +262,12 @@ class Reproduce:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 0, got {value}")
-        unknown = sorted(set(self.ids) - set(ALL_CLAIMS))
+        known = self._known
+        unknown = sorted(set(self.ids) - set(known))
         if unknown:
             raise ValueError(
-                f"--only: unknown claim {', '.join(unknown)}; choose from {', '.join(ALL_CLAIMS)}"
+                f"--only: unknown claim {', '.join(unknown)} for --preset {self.preset}; choose "
+                f"from {', '.join(known)}"
             )
 
     @property
@@ -211,11 +299,18 @@ class Reproduce:
     def with_claims(self, ids: Collection[str]) -> "Reproduce":
         """Add claims. Ids that this version does not know are left out."""
         usual = set(PRESETS[self.preset].claims)
-        both = set(self.ids or usual) | (set(ids) & set(ALL_CLAIMS))
+        both = set(self.ids or usual) | (set(ids) & set(self._known))
         return replace(self, only=() if both == usual else tuple(sorted(both)))
 
     @property
     def claims(self) -> tuple[Claim, ...]:
         preset = PRESETS[self.preset]
         wanted = self.ids or preset.claims
-        return tuple(claim.scale_lr(preset.lr_scale) for claim in CLAIMS if claim.id in wanted)
+        return tuple(
+            claim.scale_lr(preset.lr_scale) for claim in preset.catalog if claim.id in wanted
+        )
+
+    @property
+    def _known(self) -> tuple[str, ...]:
+        """The ids of the preset's catalog."""
+        return tuple(claim.id for claim in PRESETS[self.preset].catalog)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ...step import Engine
 from ..data import DEFAULT_SIZES, DataName, Task, channels_of, data_task
-from ..models import Norm, task_of
+from ..models import Norm, is_agc, task_of
 from ..optim import HIGHEST_MOMENTUM, Schedule, default_lr
 from ..runfolder import CONFIG, read_config, write_atomic
 from ..sizes import Size
@@ -64,9 +64,9 @@ class Train:
     """Network. segnet and classnet label pixels, all others classify images. classnet also predicts
     contours, from the dataset's instance labels. plain20 is resnet20 without shortcuts."""
     norm: Norm = "agc"
-    """agc (automatic gain control), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln
-    (LayerNorm), frn (Filter Response Normalization), evonorm-s0, ws+gn (weight standardization and
-    GroupNorm), or none."""
+    """agc (automatic gain control), agc+wn (AGC with weight normalization), bn (BatchNorm), gn
+    (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response Normalization), evonorm-s0,
+    ws+gn (weight standardization and GroupNorm), or none."""
     data: DataName = "streets"
     """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes. The last four are for
     classification; imagefolder is a folder with one subfolder of images per class."""
@@ -172,13 +172,13 @@ class Train:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{_flag(name)} must be positive, got {value}")
-        if self.init == "unit" and self.norm != "agc":
+        if self.init == "unit" and not is_agc(self.norm):
             raise ValueError(f"--init unit is for --norm agc, not {self.norm}")
         for name in ("fixed_lambda", "fixed_gamma"):
             value = getattr(self, name)
             if value is None:
                 continue
-            if self.norm != "agc":
+            if not is_agc(self.norm):
                 raise ValueError(f"--{_flag(name)} is for --norm agc, not {self.norm}")
             if not math.isfinite(value):
                 raise ValueError(f"--{_flag(name)} must be a number, got {value}")
