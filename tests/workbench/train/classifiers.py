@@ -13,6 +13,7 @@ TINY = {
     "data": "cifar10",
     "width": "0.1",
     "batch-size": "6",
+    "eval-batch-size": "8",
     "epochs": "2",
     "lr": "0.05",
     "schedule": "cosine",

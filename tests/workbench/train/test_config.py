@@ -162,6 +162,8 @@ def test_defaults_of_classification(data: str, size: tuple[int, int], channels: 
     assert (config.image_size, config.in_channels, config.window) == (size, channels, None)
     assert config.learning_rate == pytest.approx(0.05)
     assert config.augmentation == "crop+flip"
+    assert config.val_batch_size == max(64, 2**18 // (size[0] * size[1]))
+    assert replace(config, eval_batch_size=3).val_batch_size == 3
     assert classifier(data=data, size=(48, 48)).image_size == (48, 48)
     assert set(changed_settings(config)) == {"out", "model", "data", "batch_size"}
 

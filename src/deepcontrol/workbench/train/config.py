@@ -19,6 +19,7 @@ from ..sizes import Size
 FORMAT = 1  # format version of config.json
 MAX_INT = 2**63 - 1  # the largest seed that torch.Generator accepts
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
+EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 
 Model = Literal[
     "segnet", "classnet", "resnet20", "resnet56", "resnet110", "plain20", "plain56", "plain110",
@@ -126,7 +127,8 @@ class Train:
     workers: int = 0
     """Threads that prepare batches. The batches do not depend on this number."""
     eval_batch_size: int | None = None
-    """Images per evaluation batch, over all processes. None: --batch-size."""
+    """Images per evaluation batch, over all processes. None: --batch-size; classification takes
+    more if it is small, 256 for images of 32x32."""
     eval_whole: bool = False
     """Evaluate images larger than --size whole, not in windows. Usually worse for AGC."""
     save_epochs: int = 1
@@ -237,8 +239,16 @@ class Train:
 
     @property
     def val_batch_size(self) -> int:
-        """`eval_batch_size`, or the batch size of training."""
-        return self.batch_size if self.eval_batch_size is None else self.eval_batch_size
+        """`eval_batch_size`, or the batch size of training.
+
+        Classification evaluates more images at a time: one by one, the evaluation of thousands of
+        small images would take longer than an epoch.
+        """
+        if self.eval_batch_size is not None:
+            return self.eval_batch_size
+        if self.task == "segmentation":
+            return self.batch_size
+        return max(self.batch_size, EVAL_PIXELS // math.prod(self.image_size))
 
 
 class ConfigChangedError(ValueError):

@@ -1,6 +1,7 @@
 """Explain why a run failed: the first layer that is not finite, the batch size that fits."""
 
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -116,11 +117,14 @@ def _list_checkpoints(run: Path) -> str:
 
 
 def _batch_size_fits(run: TrainingRun, batch_size: int) -> bool:
-    images = -(-batch_size // run.group.world_size)
-    return fits_in_memory(lambda: _try_step_and_evaluation(run, images))
+    config = replace(run.config, batch_size=batch_size)
+    images, evaluated = (
+        -(-total // run.group.world_size) for total in (batch_size, config.val_batch_size)
+    )
+    return fits_in_memory(lambda: _try_step_and_evaluation(run, images, evaluated))
 
 
-def _try_step_and_evaluation(run: TrainingRun, images: int) -> None:
+def _try_step_and_evaluation(run: TrainingRun, images: int, evaluated: int) -> None:
     """Compute a step without its update, then a prediction.
 
     Evaluations may need more memory than steps: images are larger, or batches are.
@@ -130,11 +134,8 @@ def _try_step_and_evaluation(run: TrainingRun, images: int) -> None:
         loss = run.objective.loss(run.model(batch.images), *run.objective.targets(batch))
     torch.autograd.grad(loss, [p for p in run.model.parameters() if p.requires_grad])
     del batch, loss
-    eval_batch_size = run.config.eval_batch_size
-    if eval_batch_size is not None:
-        images = -(-eval_batch_size // run.group.world_size)
     with evaluating(run.model, run.group.device, run.step.autocast):
-        predict(run.model, _first_batch(run.val, images).images, run.config.window)
+        predict(run.model, _first_batch(run.val, evaluated).images, run.config.window)
 
 
 def _first_batch(batches: Batches, images: int) -> Batch:
