@@ -11,7 +11,7 @@ its weights are copied to the model of its run, which is evaluated and recorded 
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import Any
@@ -58,7 +58,7 @@ def train_ensemble(configs: Sequence[Train], console: Console) -> int:
     device = choose_device(configs[0].device)
     with interrupts() as received, Display(console) as display:
         try:
-            with _open_runs(configs, Group(device), console, received) as runs:
+            with open_runs(configs, Group(device), console, received) as runs:
                 return _train_runs(runs, display, received)
         except Stopped as stopped:
             display.log(f"{stopped}: stopped. The same ensemble starts again from epoch 1.")
@@ -81,8 +81,6 @@ def check_configs(configs: Sequence[Train]) -> None:
         raise ValueError(f"ensembles are for classification, but --model is {first.model}")
     if first.fsdp or is_distributed():
         raise ValueError("an ensemble trains in a single process: omit --fsdp and torchrun")
-    if first.engine not in ("eager", "graph"):
-        raise ValueError(f"--engine of an ensemble must be eager or graph, got {first.engine}")
     for field in fields(Train):
         values = {getattr(config, field.name) for config in configs}
         if len(values) > 1 and field.name not in VARIED:
@@ -98,14 +96,15 @@ def check_configs(configs: Sequence[Train]) -> None:
 
 
 @contextmanager
-def _open_runs(
+def open_runs(
     configs: Sequence[Train], group: Group, console: Console, received: Interrupts
 ) -> Iterator[list[TrainingRun]]:
+    """Lock the folders and open the runs. Nothing is written if a folder is refused."""
     with ExitStack() as stack:
         for config in configs:
             stack.enter_context(runfolder.lock(config.out))
         for config in configs:
-            _refuse_existing_results(config)
+            check_startable(config)
         runs: list[TrainingRun] = []
         for config in configs:
             configure_torch(config)
@@ -119,7 +118,7 @@ def _open_runs(
         yield runs
 
 
-def _refuse_existing_results(config: Train) -> None:
+def check_startable(config: Train) -> None:
     """Raise ValueError if the folder has a finished run, or one that `train` can resume."""
     before, _ = load_started_config(config)
     if before is not None and is_finished(config.out, before.epochs):
@@ -146,7 +145,7 @@ def _train_runs(runs: Sequence[TrainingRun], display: Display, received: Interru
         if epoch > 0:  # epoch 0 is the networks before training
             seconds = _train_epoch(networks, epoch, display, received)
         for index, run in list(alive.items()):
-            networks.copy_to(run.model, index)
+            run.model.load_state_dict(networks.state(index))
             run.loss_sum.copy_(networks.loss_sum[index])
             run.position.seconds = seconds
             run.position.images = len(run.train.cache) if epoch else 0
@@ -213,6 +212,7 @@ class VectorizedNetworks:
         loss_sum: Sum of the loss over the images of the epoch, by network.
         bad: Whether a step of the network was not finite.
         good_steps: Steps before the first one that was not finite.
+        captured: The CUDA graph of a step, its images and its labels; None before the capture.
     """
 
     def __init__(self, runs: Sequence[TrainingRun]) -> None:
@@ -250,8 +250,10 @@ class VectorizedNetworks:
             [torch.full((parameters[n].numel(),), decays[parameters[n]]) for n in trained]
         ).to(self.device)
         self._momentum = torch.zeros_like(self.weights)
-        self._template = copy.deepcopy(first.model).to("meta").train()
-        self._losses = vmap(self._loss)
+        self._template = _template(first.model, self.autocast)
+        self._full_batch_losses: Callable[..., Tensor] = self._losses
+        if self.config.engine.startswith("compile"):
+            self._full_batch_losses = torch.compile(self._losses, fullgraph=True)
 
         count = len(runs)
         self.loss_sum = torch.zeros(count, dtype=torch.float64, device=self.device)
@@ -259,7 +261,7 @@ class VectorizedNetworks:
         self.good_steps = torch.zeros(count, dtype=torch.int64, device=self.device)
         self._lr = torch.zeros(len(first.train), count, device=self.device)  # by step of the epoch
         self._step = self._tensor([0])  # of the epoch
-        self._captured: tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None = None
+        self.captured: tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None = None
         self._warmup_steps = 0
 
     def start_epoch(self, epoch: int) -> None:
@@ -272,32 +274,31 @@ class VectorizedNetworks:
         self.loss_sum.zero_()
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        """Train all networks on one batch each; with engine graph, replay a captured step.
+        """Train all networks on one batch each; the engine is that of `TrainingStep`.
 
         Args:
             images: (streams, N, C, H, W).
             labels: (streams, N).
         """
-        is_full = labels.shape[1] == self.config.batch_size
-        if self.device.type != "cuda" or self.config.engine == "eager" or not is_full:
-            self._eager_step(images, labels)
+        if labels.shape[1] < self.config.batch_size:  # the last batch: not worth a compilation
+            self._eager_step(self._losses, images, labels)
+        elif self.device.type != "cuda" or not self.config.engine.endswith("graph"):
+            self._eager_step(self._full_batch_losses, images, labels)
         elif self._warmup_steps < WARMUP_STEPS:
             self._warmup_steps += 1
-            self._eager_step(images, labels)
+            self._eager_step(self._full_batch_losses, images, labels)
         else:
-            if self._captured is None:
-                self._captured = self._capture(images, labels)
-            graph, static_images, static_labels = self._captured
+            if self.captured is None:
+                self.captured = self._capture(images, labels)
+            graph, static_images, static_labels = self.captured
             static_images.copy_(images)
             static_labels.copy_(labels)
             graph.replay()
 
-    @torch.no_grad()
-    def copy_to(self, model: nn.Module, index: int) -> None:
-        """Copy the parameters and buffers of one network to a model of its own."""
-        values = {**self._by_name(self.weights), **self._others}
-        for name, target in (*model.named_parameters(), *model.named_buffers()):
-            target.copy_(values[name][index])
+    def state(self, index: int) -> dict[str, Tensor]:
+        """Return the parameters and buffers of one network, as its model names them."""
+        stacked = {**self._by_name(self.weights.detach()), **self._others}
+        return {name: values[index] for name, values in stacked.items()}
 
     def _capture(
         self, images: Tensor, labels: Tensor
@@ -307,13 +308,15 @@ class VectorizedNetworks:
         graph = torch.cuda.CUDAGraph()
         # thread_local: threads that copy images may use CUDA meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._eager_step(images, labels)
+            self._eager_step(self._full_batch_losses, images, labels)
         return graph, images, labels
 
-    def _eager_step(self, images: Tensor, labels: Tensor) -> None:
+    def _eager_step(
+        self, compute_losses: Callable[..., Tensor], images: Tensor, labels: Tensor
+    ) -> None:
         images, labels = images[self._stream_of], labels[self._stream_of]
         with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-            losses = self._losses(self._by_name(self.weights), self._others, images, labels)
+            losses = compute_losses(self.weights, self._others, images, labels)
         # A network's loss does not depend on the weights of the others.
         (gradient,) = torch.autograd.grad(losses.sum(), self.weights)
         self._update(gradient, losses.detach(), labels.shape[1])
@@ -334,11 +337,16 @@ class VectorizedNetworks:
         self.weights -= torch.where(self.bad[:, None], 0, lr * self._momentum)
         self._step += 1
 
-    def _loss(
-        self, trained: dict[str, Tensor], others: dict[str, Tensor], images: Tensor, labels: Tensor
+    def _losses(
+        self, weights: Tensor, others: dict[str, Tensor], images: Tensor, labels: Tensor
     ) -> Tensor:
-        logits = functional_call(self._template, (trained, others), (images,))
-        return self._objective.loss(logits, labels)
+        """Return the loss of each network on its own images."""
+
+        def loss(trained: Any, others: Any, images: Tensor, labels: Tensor) -> Tensor:
+            logits = functional_call(self._template, (trained, others), (images,))
+            return self._objective.loss(logits, labels)
+
+        return vmap(loss)(self._by_name(weights), others, images, labels)
 
     def _by_name(self, weights: Tensor) -> dict[str, Tensor]:
         """Return views of the trained parameters, (networks, *shape)."""
@@ -347,3 +355,24 @@ class VectorizedNetworks:
 
     def _tensor(self, values: list[Any]) -> Tensor:
         return torch.tensor(values, device=self.device)
+
+
+def _template(model: nn.Module, autocast: torch.dtype | None) -> nn.Module:
+    """Return a copy of the model without values, to be called with stacked ones."""
+    template = copy.deepcopy(model).to("meta").train()
+    if autocast is None:
+        return template
+
+    def to_fp32(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        return (inputs[0].float(),)
+
+    def to_autocast(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        return output.to(autocast)
+
+    # vmap's backward of BatchNorm needs maps and statistics of one dtype. BatchNorm itself computes
+    # in fp32, so the result is the same.
+    for module in template.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            module.register_forward_pre_hook(to_fp32)
+            module.register_forward_hook(to_autocast)
+    return template
