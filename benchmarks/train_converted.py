@@ -12,6 +12,7 @@ Takes about two minutes on an H200.
 """
 
 import argparse
+import itertools
 import math
 import statistics
 from pathlib import Path
@@ -58,28 +59,30 @@ def main() -> None:
     )
     parser.add_argument("--init", nargs="+", default=["scratch"], help="scratch, paper or bn")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[32, 1])
+    parser.add_argument(
+        "--factors", type=float, nargs="+", default=[1.0], help="of the recommended learning rate"
+    )
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--size", type=int, default=128, help="side of the images")
     parser.add_argument("--device", default="cuda")
     flags = parser.parse_args()
     here = provenance(flags.device)
     cache = prepare(open_source("cifar10", "train", flags.data_root), (32, 32), Path("out/cache"))
-    for name in flags.models:
-        for init in flags.init:
-            for batch_size in flags.batch_sizes:
-                key = {
-                    "model": name,
-                    "init": init,
-                    "batch": batch_size,
-                    "lr": default_lr("classification", batch_size),
-                    "steps": flags.steps,
-                    "size": flags.size,
-                    "device": flags.device,
-                }
-                if not has_row(flags.out, key):
-                    row = key | train_network(key, cache) | here
-                    append_row(flags.out, row)
-                    print(*row.values(), sep=", ", flush=True)
+    runs = itertools.product(flags.models, flags.init, flags.factors, flags.batch_sizes)
+    for name, init, factor, batch_size in runs:
+        key = {
+            "model": name,
+            "init": init,
+            "batch": batch_size,
+            "lr": round(factor * default_lr("classification", batch_size), 6),
+            "steps": flags.steps,
+            "size": flags.size,
+            "device": flags.device,
+        }
+        if not has_row(flags.out, key):
+            row = key | train_network(key, cache) | here
+            append_row(flags.out, row)
+            print(*row.values(), sep=", ", flush=True)
 
 
 def build(name: str) -> nn.Module:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,7 @@ class Instant:
     def __init__(self, does: dict[str, Callable[[Job], int]], room: int = 2) -> None:
         self.does, self.room = does, room
         self.started: list[str] = []
+        self.groups: list[list[str]] = []
         self.running: dict[str, Job] = {}
         self.most = 0
         self.stopped = False
@@ -53,9 +54,10 @@ class Instant:
     def has_room(self) -> bool:
         return len(self.running) < self.room
 
-    def start(self, job: Job) -> str:
-        self.started.append(job.name)
-        self.running[job.name] = job
+    def start(self, jobs: Sequence[Job]) -> str:
+        self.groups.append([job.name for job in jobs])
+        self.started += self.groups[-1]
+        self.running |= {job.name: job for job in jobs}
         self.most = max(self.most, len(self.running))
         return "here"
 

@@ -20,7 +20,8 @@ from deepcontrol.workbench.train.config import save_config
 from deepcontrol.workbench.train.interrupts import Interrupts
 from tests.workbench.study.test_jobs import Instant, states
 
-PRESET = PRESETS["cifar-batch"]
+STAGES = tuple(("resnet20", batch) for batch in (128, 8, 32, 4, 2, 1))
+PRESET = replace(PRESETS["cifar-batch"], stages=STAGES)
 GRID = at("bn", 8)  # learning rates 0.01, 0.03, 0.1
 LOW, MIDDLE, HIGH = GRID.arms
 
@@ -182,6 +183,22 @@ def test_the_queue_trains_further_seeds_in_one_call(tmp_path: Path) -> None:
     assert set(states(queue)) == {"done", "not selected"}
     assert list(queue.entries) == [job.name for job in planned(tmp_path)]
     assert executor.started[6:] == [name for name in of_128 if not name.endswith("-s0")]
+
+
+def test_one_process_trains_runs_that_differ_in_seed_and_learning_rate(tmp_path: Path) -> None:
+    jobs = planned(tmp_path)
+    (jobs[1].folder / "last").mkdir(parents=True)  # an ensemble cannot resume a checkpoint
+    executor = Trains({}, room=20)
+    queue = Queue(jobs, Path("logs"), at_once=2)
+    queue.run(executor, Interrupts(), math.inf)
+    assert set(states(queue)) == {"done"}
+    assert sorted(executor.started) == sorted(job.name for job in jobs)
+    by_name = {job.name: job for job in jobs}
+    sizes = [len(group) for group in executor.groups]
+    assert max(sizes) == 2
+    assert [jobs[1].name] in executor.groups
+    for group in executor.groups:
+        assert len({(by_name[n].arm.norm, by_name[n].arm.batch) for n in group}) == 1
 
 
 def replan_first(replan):  # type: ignore[no-untyped-def]

@@ -69,3 +69,24 @@ def test_a_tuned_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert sorted(run["name"] for run in runs if run["name"].endswith("-s2")) == sorted(
         f"{name}-s2" for name in further
     )
+
+
+def test_a_tuned_study_of_ensembles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, out = tmp_path / "data", tmp_path / "study"
+    write_idx(root)
+    assert reproduce(root, out, "--at-once", "6") == 0
+    said = capsys.readouterr().out
+    assert "12 of 12 runs finished." in said  # both seeds of every learning rate
+    assert "with 5 others" in said
+    study = read_study(out)
+    (sweep,) = study.sweeps
+    for series in sweep.series:
+        (point,) = series.points
+        first = [cell.error.values[0] for cell in point.tried]
+        assert point.error.values[0] == min(value for value in first if value is not None)
+        assert point.error.n == 2
+    # Without ensembles the study is the same: nothing is left to train.
+    before = {p: p.stat().st_mtime_ns for p in out.glob("runs/*/metrics.jsonl")}
+    assert reproduce(root, out) == 0
+    assert {p: p.stat().st_mtime_ns for p in out.glob("runs/*/metrics.jsonl")} == before
+    assert [c.checks for c in read_study(out).claims] == [c.checks for c in study.claims]

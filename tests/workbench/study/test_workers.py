@@ -32,7 +32,7 @@ def wait(worker: Worker) -> int:
 
 def test_the_second_run_is_the_same_as_alone(tmp_path: Path, worker: Worker) -> None:
     for name, seed in (("first", 1), ("second", 2)):
-        worker.train(tiny(tmp_path / name, seed=seed), tmp_path / f"{name}.txt")
+        worker.train([tiny(tmp_path / name, seed=seed)], tmp_path / f"{name}.txt")
         assert wait(worker) == 0
         assert worker.is_alive
         log = (tmp_path / f"{name}.txt").read_text()
@@ -45,17 +45,17 @@ def test_a_failed_run_ends_the_worker(tmp_path: Path, worker: Worker) -> None:
     config = tiny(tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{")
-    worker.train(config, tmp_path / "log.txt")
+    worker.train([config], tmp_path / "log.txt")
     assert wait(worker) == 1
     worker.process.wait(SECONDS)
     assert worker.exit_code() == 1
     assert "error: " in (tmp_path / "log.txt").read_text()
-    worker.train(tiny(tmp_path / "other"), tmp_path / "log.txt")  # nobody reads it
+    worker.train([tiny(tmp_path / "other")], tmp_path / "log.txt")  # nobody reads it
     assert worker.exit_code() == 1
 
 
 def test_a_run_saves_when_its_parent_ends(tmp_path: Path, worker: Worker) -> None:
-    worker.train(tiny(tmp_path / "run", epochs=1000), tmp_path / "log.txt")
+    worker.train([tiny(tmp_path / "run", epochs=1000)], tmp_path / "log.txt")
     deadline = time.monotonic() + SECONDS
     while not (tmp_path / "run" / "last").exists():
         assert time.monotonic() < deadline
@@ -74,9 +74,9 @@ def test_a_slot_keeps_its_worker_until_a_run_fails(tmp_path: Path) -> None:
 
     def run(name: str) -> tuple[int, int]:
         """Return the exit code and the process of a run."""
-        assert executor.start(jobs[name]) == "cpu"
+        assert executor.start([jobs[name]]) == "cpu"
         assert not executor.has_room()
-        process = executor.running[name][1].process.pid
+        process = executor.running[name,][1].process.pid
         deadline = time.monotonic() + SECONDS
         while not (found := executor.ended()):
             assert time.monotonic() < deadline

@@ -46,7 +46,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     def planned() -> tuple[list[Job], set[str]]:
         """Return all runs, and the names of those that --only asks for."""
         jobs, wanted = (
-            plan(claims, preset, out, settings.data_root, read_curve)
+            plan(claims, preset, out, settings.data_root, read_curve, settings.at_once > 1)
             for claims in (settings.claims, asked)
         )
         return jobs, {job.name for job in wanted}
@@ -64,6 +64,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         on_finish=(lambda job: None) if settings.keep_checkpoints else drop_checkpoints,
         on_ended=lambda queue: update_record(settings, queue),
         selected=selected,
+        at_once=settings.at_once,
         replan=planned if preset.sweeps else None,
         read_curve=read_curve,
     )

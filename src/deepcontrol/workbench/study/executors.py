@@ -1,9 +1,10 @@
 """Executors: train runs in processes of this machine, or as tasks on a Ray cluster.
 
 A worker is a process that trains one run after the other, since starting Python and CUDA can take
-longer than a small run. It reads runs from its standard input, one line of JSON each, and writes
-the exit code of each to its standard output. When the input closes, because the process at the
-other end has ended, the run saves and stops as after SIGTERM.
+longer than a small run. It reads runs from its standard input, one line of JSON each (several runs
+in a line form an ensemble), and writes an exit code for each line to its standard output. When the
+input closes, because the process at the other end has ended, the run saves and stops as after
+SIGTERM.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ import torch
 from rich.console import Console
 
 from ..train.config import Train, from_json, to_json
+from ..train.ensemble import train_ensemble
 from ..train.faults import FaultError
 from ..train.loop import train
 from .jobs import Job
@@ -62,10 +64,13 @@ class Worker:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
-    def train(self, config: Train, log: Path) -> None:
-        """Train a run with its output in `log`. The previous run must have ended."""
+    def train(self, configs: Sequence[Train], log: Path) -> None:
+        """Train a run, or several at once, with the output in `log`.
+
+        The previous run must have ended.
+        """
         assert self.process.stdin is not None
-        line = json.dumps({"config": to_json(config), "log": str(log.absolute())})
+        line = json.dumps({"configs": [*map(to_json, configs)], "log": str(log.absolute())})
         with contextlib.suppress(BrokenPipeError):  # `exit_code` reports that the process ended
             self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
@@ -112,7 +117,7 @@ def worker_main() -> int:
             sys.stdout.flush()
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(log.fileno(), stream.fileno())
-        code = _train(from_json(run["config"]))
+        code = _train([*map(from_json, run["configs"])])
         sys.stdout.flush()
         print(code, file=codes, flush=True)
         if code:
@@ -121,9 +126,10 @@ def worker_main() -> int:
     return 0
 
 
-def _train(config: Train) -> int:
+def _train(configs: Sequence[Train]) -> int:
+    console = Console(width=200)
     try:
-        return train(config, Console(width=200))
+        return train(configs[0], console) if len(configs) == 1 else train_ensemble(configs, console)
     except (ValueError, OSError, FaultError) as error:
         print(f"error: {error}", flush=True)
         return 1
@@ -185,12 +191,12 @@ def visible_gpus() -> list[str]:
 
 
 class Local:
-    """Executor with one worker per slot, and one run at a time per worker."""
+    """Executor with one worker per slot, and one run or ensemble at a time per worker."""
 
     def __init__(self, slots: Sequence[Slot], logs: Path) -> None:
         self.logs = logs
         self.free: list[tuple[Slot, Worker | None]] = [(slot, None) for slot in slots]
-        self.running: dict[str, tuple[Slot, Worker]] = {}
+        self.running: dict[tuple[str, ...], tuple[Slot, Worker]] = {}  # by the names of the runs
 
     def __enter__(self) -> "Local":
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -206,29 +212,32 @@ class Local:
     def has_room(self) -> bool:
         return bool(self.free)
 
-    def start(self, job: Job) -> str:
-        """Start a run and return its device."""
+    def start(self, jobs: Sequence[Job]) -> str:
+        """Start a run, or several at once, and return its device."""
         slot, worker = self.free.pop(0)
-        log = self.logs / f"{job.name}.txt"
+        log = self.logs / f"{jobs[0].name}.txt"
         if worker is None or not worker.is_alive:
             worker = Worker(log, slot.environment)
-        worker.train(job.config, log)
-        self.running[job.name] = (slot, worker)
+        for job in jobs[1:]:
+            with (self.logs / f"{job.name}.txt").open("a") as file:
+                print(f"trained at once with {jobs[0].name}: see {log.name}", file=file)
+        worker.train([job.config for job in jobs], log)
+        self.running[tuple(job.name for job in jobs)] = (slot, worker)
         return slot.name
 
     def ended(self) -> list[tuple[str, int]]:
         """Return names and exit codes of the runs that ended since the last call."""
-        codes = {name: worker.exit_code() for name, (_, worker) in self.running.items()}
-        found = [(name, code) for name, code in codes.items() if code is not None]
-        for name, code in found:
-            slot, worker = self.running.pop(name)
+        codes = {names: worker.exit_code() for names, (_, worker) in self.running.items()}
+        found = [(names, code) for names, code in codes.items() if code is not None]
+        for names, code in found:
+            slot, worker = self.running.pop(names)
             if code:  # the process ends as well
                 worker.stop(GRACE)
                 worker.close()
                 self.free.append((slot, None))
             else:
                 self.free.append((slot, worker))
-        return found
+        return [(name, code) for names, code in found for name in names]
 
     def stop(self) -> None:
         """Let all runs save and end."""
@@ -271,7 +280,7 @@ def ray_task(config: Train, log: Path, flag: Any) -> int:
     with log.open("a") as file:
         print(f"on node {ray.get_runtime_context().get_node_id()}", file=file, flush=True)
     worker = Worker(log)
-    worker.train(config, log)
+    worker.train([config], log)
     while (code := worker.exit_code()) is None:
         if ray.get(flag.get.remote()):
             worker.stop(GRACE)
@@ -313,8 +322,9 @@ class OnRay:
     def has_room(self) -> bool:
         return len(self.running) < self._capacity()
 
-    def start(self, job: Job) -> str:
+    def start(self, jobs: Sequence[Job]) -> str:
         """Submit a run."""
+        (job,) = jobs
         gpus = 1 / self.per_gpu if self._gpus() else 0
         task = self.ray.remote(
             num_cpus=1, num_gpus=gpus, max_retries=0, scheduling_strategy="SPREAD"

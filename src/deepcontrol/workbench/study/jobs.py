@@ -32,6 +32,7 @@ from ..train.config import (
     differences,
     load_config,
 )
+from ..train.ensemble import check_configs
 from ..train.interrupts import Interrupts
 from .arms import Arm, Tuned
 from .claims import Claim
@@ -70,6 +71,7 @@ def plan(
     out: Path,
     data_root: Path | None,
     read_curve: "CurveReader | None" = None,
+    all_seeds: bool = False,
 ) -> list[Job]:
     """List each run once, in training order.
 
@@ -79,6 +81,15 @@ def plan(
     A tuned arm has the first seed of every learning rate. Once these runs are finished, it also has
     the other seeds of the best one. Presets with such arms are trained stage by stage, the first
     seeds of a stage before its others.
+
+    Args:
+        claims: The claims whose arms are trained.
+        preset: Protocol, seeds and order.
+        out: Study folder.
+        data_root: Dataset folder.
+        read_curve: Reads the result of a run.
+        all_seeds: Train all seeds of every learning rate of a tuned arm. An ensemble takes hardly
+            longer for it at small batch sizes, and the rule ignores the additional runs.
     """
 
     def job_of(arm: Arm, seed: int) -> Job:
@@ -94,7 +105,7 @@ def plan(
         chosen = choose(contender, curves) if isinstance(contender, Tuned) else contender
         for arm in contender.arms if isinstance(contender, Tuned) else (contender,):
             usual = preset.seeds_if_close if arm in close else preset.seeds
-            seeds[arm] = max(seeds.get(arm, 1), usual if arm == chosen else 1)
+            seeds[arm] = max(seeds.get(arm, 1), usual if all_seeds or arm == chosen else 1)
     jobs = [job_of(arm, seed) for arm, count in seeds.items() for seed in range(count)]
     if preset.stages:
         return sorted(jobs, key=lambda job: (_stage(job, preset), job.seed))
@@ -162,6 +173,17 @@ def drop_checkpoints(job: Job) -> None:
     if not is_locked(job.folder):
         for name in (LAST, PREVIOUS, BEST):
             shutil.rmtree(job.folder / name, ignore_errors=True)
+
+
+def form_ensemble(jobs: Sequence[Job]) -> bool:
+    """Return whether one process can train these runs at once, from their beginning."""
+    if any((job.folder / name).exists() for job in jobs for name in (LAST, PREVIOUS)):
+        return False
+    try:
+        check_configs([job.config for job in jobs])
+    except ValueError:
+        return False
+    return True
 
 
 # Progress and results of a run
@@ -271,7 +293,7 @@ class Executor(Protocol):
     """Trains jobs in the background."""
 
     def has_room(self) -> bool: ...
-    def start(self, job: Job) -> str: ...
+    def start(self, jobs: Sequence[Job]) -> str: ...
     def ended(self) -> list[tuple[str, int]]: ...
     def stop(self) -> None: ...
 
@@ -299,6 +321,7 @@ class Queue:
         on_finish: Called with each finished job before another one starts.
         on_ended: Called with the queue whenever processes have ended.
         selected: Names of the jobs to train; None for all.
+        at_once: Largest number of runs that one process trains at once, as an ensemble.
         replan: Called whenever processes have ended. Returns all jobs in their order, among them
             new ones that depend on the results, and the names of those to train.
         read_curve: Reads the result of a run.
@@ -313,6 +336,7 @@ class Queue:
         on_finish: Callable[[Job], None] = lambda job: None,
         on_ended: Callable[["Queue"], None] = lambda queue: None,
         selected: Collection[str] | None = None,
+        at_once: int = 1,
         replan: Callable[[], tuple[Sequence[Job], Collection[str]]] | None = None,
         read_curve: CurveReader = finished_curve,
     ) -> None:
@@ -320,7 +344,7 @@ class Queue:
         self.logs = logs
         self.on_change, self.on_poll = on_change, on_poll
         self.on_finish, self.on_ended = on_finish, on_ended
-        self.replan, self.read_curve = replan, read_curve
+        self.at_once, self.replan, self.read_curve = at_once, replan, read_curve
         self.add(jobs, selected)
 
     def add(self, jobs: Sequence[Job], selected: Collection[str] | None) -> None:
@@ -373,16 +397,26 @@ class Queue:
         for entry in self.in_state("waiting", "locked"):
             if not executor.has_room():
                 return
-            if is_locked(entry.job.folder):  # a process of an earlier call may still be saving
-                entry.state = "locked"
-                continue
-            entry.progress = progress(entry.job)
-            if self._mark_if_finished(entry):
-                continue
-            entry.where = executor.start(entry.job)
-            entry.state = "running"
-            entry.attempts += 1
-            self.on_change(entry, f"started on {entry.where}")
+            if entry.state not in ("waiting", "locked") or not self._can_start(entry):
+                continue  # an ensemble with an earlier entry may train it already
+            group = [entry]
+            for other in self.in_state("waiting"):
+                together = [*(e.job for e in group), other.job]
+                if len(group) < self.at_once and other is not entry and form_ensemble(together):
+                    group += [other] * self._can_start(other)
+            where = executor.start([e.job for e in group])
+            for each in group:
+                each.where, each.state = where, "running"
+                each.attempts += 1
+                others = f" with {len(group) - 1} others" if len(group) > 1 else ""
+                self.on_change(each, f"started on {where}{others}")
+
+    def _can_start(self, entry: QueueEntry) -> bool:
+        if is_locked(entry.job.folder):  # a process of an earlier call may still be saving
+            entry.state = "locked"
+            return False
+        entry.progress = progress(entry.job)
+        return not self._mark_if_finished(entry)
 
     def _stop(self, executor: Executor) -> None:
         executor.stop()
