@@ -1,6 +1,7 @@
 """Initializations of to_agc: from scratch, and from trained BatchNorms and new data."""
 
 import copy
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGC1d, AGC2d, AGCConv2d, reestimate_statistics, to_agc
+from deepcontrol.convert import start
 from deepcontrol.nn.init import CENTERING_GAIN
 from tests.convert.networks import INPUTS, Residual, SharedHead, SqueezeExcite, row, trained
 
@@ -186,7 +188,36 @@ def test_errors_leave_the_statistics() -> None:
         to_agc(model, data=batches())
 
 
-def test_init_scratch_initializes_the_whole_model() -> None:
+class Gated(nn.Module):
+    """Twelve layers, each with a gate that halves its map, and no residual addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(row(3 if i == 0 else 32, 32) for i in range(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            x = x * torch.sigmoid(x.mean((2, 3), keepdim=True))
+        return x
+
+
+def test_layers_are_scaled_on_the_example() -> None:
+    images = torch.randn(4, 3, 16, 16)
+    without, with_example = to_agc(Gated()), Gated()
+    _, report = to_agc(with_example, example=images[:2], report=True)
+    assert without(images).std() < 0.02
+    assert 0.2 < with_example(images).std() < 2
+    assert 0 < len(report.corrected) < 12  # those within a factor of 2 are left alone
+    assert f"{len(report.corrected)} layers scaled on the example" in str(report)
+    assert all("layers." in name for name in report.corrected)
+    black = to_agc(Gated(), example=torch.zeros(1, 3, 16, 16))  # no deviation to scale by
+    assert all(p.isfinite().all() for p in black.parameters())
+
+
+def test_init_scratch_initializes_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "TOLERANCE", math.inf)  # gains as they are without an example
+
     def convert(seed: int) -> nn.Module:
         model = trained(Mixed())
         generator = torch.Generator().manual_seed(seed)
@@ -199,8 +230,8 @@ def test_init_scratch_initializes_the_whole_model() -> None:
     for layer in (model.stem[0], model.up_norm, model.fc_norm):
         assert isinstance(layer, (AGCConv2d, AGC1d, AGC2d))
         gain = layer.gain if isinstance(layer, AGCConv2d) else layer.weight
-        start = 1.0 if layer is model.fc_norm else CENTERING_GAIN  # on one position lambda is 0
-        torch.testing.assert_close(gain, torch.full_like(gain, start))
+        expected = 1.0 if layer is model.fc_norm else CENTERING_GAIN  # on one position lambda is 0
+        torch.testing.assert_close(gain, torch.full_like(gain, expected))
         assert not layer.bias.any()
     assert not model.fc_norm.mean_scale.any()  # maps of one position
     assert not model.fc.bias.any()

@@ -17,8 +17,8 @@ def test_learning_rate_rule() -> None:
 
 def test_default_learning_rates() -> None:
     assert default_lr("segmentation", 8) == learning_rate(8)
-    assert default_lr("classification", 128) == pytest.approx(0.3)
-    assert default_lr("classification", 1) == pytest.approx(0.3 / 128**0.75)
+    assert default_lr("classification", 128) == pytest.approx(0.1)
+    assert default_lr("classification", 1) == pytest.approx(0.1 / 128**0.75)
     with pytest.raises(ValueError, match="got 0"):
         default_lr("classification", 0)
 

@@ -37,6 +37,8 @@ class Report:
             before it does not have them.
         scaled_layers: Names of the convolutions and linear layers that end a residual branch, or
             another operand of a sum, without a norm after them, with the factor of their filters.
+        corrected: Names of the AGC layers that were scaled because their maps were too large or too
+            small on the example.
         blocks: Number of residual additions found in the model; only init="scratch" looks for them.
         missing: Why residual additions may be missing, or None.
     """
@@ -44,6 +46,7 @@ class Report:
     changes: tuple[Change, ...]
     new_parameters: tuple[str, ...] = ()
     scaled_layers: tuple[tuple[str, float], ...] = ()
+    corrected: tuple[str, ...] = ()
     blocks: int = 0
     missing: str | None = None
 
@@ -76,6 +79,8 @@ class Report:
             if len(layers) > 4:
                 layers[3:] = [f"and {len(layers) - 3} more (Report.scaled_layers)"]
             yield f"filters scaled at the end of summed branches: {', '.join(layers)}"
+        if self.corrected:
+            yield f"{len(self.corrected)} layers scaled on the example (Report.corrected)"
         if self.missing:
             yield f"residual branches were not all found: {self.missing}"
         if self.new_parameters:

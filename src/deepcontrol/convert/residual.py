@@ -74,11 +74,13 @@ class Additions:
         blocks: Number of residual additions.
         gains: Initial gains of the BatchNorms, AGC layers, convolutions and linear layers that end
             a residual branch or another operand of a sum.
+        linear: Norms whose outputs reach the next layer or an addition without an activation.
         missing: Why additions may be missing, or None if all code was seen.
     """
 
     blocks: int = 0
     gains: dict[nn.Module, LayerGain] = field(default_factory=dict)
+    linear: frozenset[nn.Module] = frozenset()
     missing: str | None = None
 
 
@@ -116,7 +118,29 @@ def find_additions(model: nn.Module, flow: Dataflow, example: Any = None) -> Add
             for module, gain in _gains(path, blocks):
                 if module not in gains or gain.gain < gains[module].gain:
                     gains[module] = gain
-    return Additions(blocks, gains, missing)
+    graphs = [graph for paths in values for graph in paths]
+    return Additions(blocks, gains, frozenset(_linear_norms(graphs)), missing)
+
+
+def _linear_norms(graphs: "Iterable[_Values]") -> set[nn.Module]:
+    """Return the norms that no activation follows before the next layer or addition."""
+    linear, activated = set[nn.Module](), set[nn.Module]()
+    for values in graphs:
+        for index, value in enumerate(values.all):
+            if value.op == "norm" and value.module is not None:
+                (activated if _is_activated(values, index) else linear).add(value.module)
+    return linear - activated
+
+
+def _is_activated(values: "_Values", index: int) -> bool:
+    pending = [index]
+    while pending:
+        for user in values.users(pending.pop()):
+            if values.all[user].op == "activation":
+                return True
+            if values.all[user].op not in ("layer", "norm", "add"):
+                pending.append(user)
+    return False
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,18 @@
 """Initial parameters of the AGC layers that replace BatchNorms."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..nn.init import is_agc_over_maps, scale_output_, unit_scale
 from ..ops.layout import accumulate_dtype
+from .dataflow import run_example
+
+TOLERANCE = 2.0  # factor by which the deviation of a map may differ from its target
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,48 @@ def untrained_parameters(norm: _BatchNorm, gamma: float, lam: float) -> AGCParam
     """Return the given gamma and lambda, and beta = 0."""
     like = _like(norm)
     return _parameters(norm, *(like.new_full((norm.num_features,), a) for a in (gamma, 0, lam)))
+
+
+def correct_scales_(
+    model: nn.Module, example: Any, targets: Mapping[nn.Module, float]
+) -> set[nn.Module]:
+    """Scale the AGC layers whose maps have a wrong deviation on an example, layer after layer.
+
+    He fan-in and CENTERING_GAIN are right for chains of convolutions and ReLUs. Gates (squeeze-and-
+    excitation halves a map), other activations and concatenations change the scale of the signal,
+    and in a deep network the factors multiply. Layers within TOLERANCE are left alone.
+
+    Args:
+        model: The initialized model.
+        example: An input of the model, a tuple of inputs or a dict of keyword arguments.
+        targets: Deviation of the pre-activations of a layer; 1 for layers that are missing.
+
+    Returns:
+        The layers that were scaled.
+    """
+    seen, scaled = set[nn.Module](), set[nn.Module]()
+
+    def correct(
+        layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor
+    ) -> Tensor:
+        if layer in seen or not isinstance(layer.weight, Tensor):
+            return output
+        seen.add(layer)
+        x = args[0] if args else kwargs["input"]
+        factor = targets.get(layer, 1.0) * unit_scale(layer, x)
+        if 1 / TOLERANCE <= factor <= TOLERANCE:
+            return output
+        scale_output_(layer, factor)
+        scaled.add(layer)
+        return layer.forward(x)
+
+    hooks = [
+        m.register_forward_hook(correct, with_kwargs=True)
+        for m in model.modules()
+        if is_agc_over_maps(m)
+    ]
+    run_example(model, example, hooks)
+    return scaled
 
 
 def has_zero_gamma(norm: _BatchNorm) -> bool:

@@ -39,6 +39,7 @@ from .residual import Additions, find_additions
 from .start import (
     AGCParameters,
     batchnorm_parameters,
+    correct_scales_,
     has_zero_gamma,
     inverse_sigma,
     untrained_parameters,
@@ -109,8 +110,9 @@ def to_agc(
             the mean that is subtracted. The last layer of every residual branch starts at
             branch_gain(number of residual additions) times that, so that the variance of the signal
             stays bounded over depth; other summed maps start at 1 / sqrt(number of operands).
-            Fused layers have weight_norm (see AGCConv2d), which trains better and tolerates higher
-            learning rates.
+            With an example, layers whose maps are more than a factor of 2 off (after gates, for
+            example) are scaled. Fused layers have weight_norm (see AGCConv2d), which trains better
+            and tolerates higher learning rates.
 
             "paper": gamma 1, beta 0, lambda 1, whatever the residual structure. The filters do not
             change: call he_init_(model) *before* the conversion. A gamma of all zeros is kept.
@@ -183,11 +185,15 @@ def to_agc(
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, conversion.replacements)
+    corrected = set[nn.Module]()
+    if init == "scratch" and example is not None:
+        corrected = correct_scales_(converted, example, conversion.targets)
     if not report:
         return converted
     new = tuple(name for name, p in converted.named_parameters() if p not in before)
     found = conversion.additions
-    return converted, Report(tuple(changes), new, scaled, found.blocks, found.missing)
+    names = tuple(name for name, module in converted.named_modules() if module in corrected)
+    return converted, Report(tuple(changes), new, scaled, names, found.blocks, found.missing)
 
 
 class _Conversion:
@@ -212,6 +218,7 @@ class _Conversion:
             p for module in model.modules() for p in module._parameters.values() if p is not None
         )
         self.filter_scales: dict[_ConvNd | nn.Linear, Tensor] = {}
+        self.targets: dict[nn.Module, float] = {}  # deviation at the start, if it is not 1
 
     def convert(self, name: str, norm: _BatchNorm) -> Change:
         """Choose the replacement of one BatchNorm."""
@@ -230,6 +237,7 @@ class _Conversion:
         match = match_conv_norm_act(norm, self.flow)
         if isinstance(match, str):
             layer = make_agc_layer(self._dims(name, norm), parameters).train(norm.training)
+            self._set_target(layer, norm)
             self.replacements[norm] = nn.Sequential(layer, *trailing) if trailing else layer
             became = " + ".join(type(m).__name__ for m in (layer, *trailing))
             return Change(name, was, became, "replaced", "; ".join([match, *notes]))
@@ -259,8 +267,10 @@ class _Conversion:
         from_scratch = self.init == "scratch"
         neuron = make_agc_conv(conv, parameters, activation, bias, weight_norm=from_scratch)
         neuron.train(norm.training)
-        if from_scratch and norm not in self.additions.gains:
-            # An activation that is not part of the neuron may follow: He fan-in in any case.
+        self._set_target(neuron, norm)
+        found = self.additions
+        if from_scratch and norm not in found.gains and (trailing or norm not in found.linear):
+            # An activation that is not part of the neuron follows: He's factor of 2 for it.
             neuron.gain.mul_(math.sqrt(2) / he_filter_norm(neuron))
         self.replacements[conv] = neuron
         self.replacements[norm] = nn.Sequential(*trailing) if trailing else nn.Identity()
@@ -301,6 +311,10 @@ class _Conversion:
             gamma = 0.0
             notes.append("gamma 0 kept")
         return untrained_parameters(norm, gamma, lam=0.0 if single else 1.0), notes
+
+    def _set_target(self, layer: nn.Module, norm: _BatchNorm) -> None:
+        if norm in self.additions.gains:
+            self.targets[layer] = self.additions.gains[norm].gain
 
     def _continue(self, norm: _BatchNorm, centered: bool) -> AGCParameters:
         """Return parameters that continue from the BatchNorm; plan to scale its filters."""

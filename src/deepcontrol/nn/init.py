@@ -164,7 +164,7 @@ def unit_init_(
 def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] = ()) -> nn.Module:
     """Scale the filters of an initialized model to pre-activations of variance 1."""
     for layer in outputs:
-        _scale_filters_(layer, OUTPUT_SCALE)
+        scale_output_(layer, OUTPUT_SCALE)
     scaled: set[nn.Module] = set()  # a module that is called twice is scaled once
 
     def scale(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
@@ -172,10 +172,10 @@ def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] 
             return output
         scaled.add(layer)
         if isinstance(layer.weight, Tensor):
-            _scale_filters_(layer, _unit_scale(layer, inputs[0]))
+            scale_output_(layer, unit_scale(layer, inputs[0]))
         return layer.forward(*inputs)
 
-    hooks = [m.register_forward_hook(scale) for m in model.modules() if _is_agc_over_maps(m)]
+    hooks = [m.register_forward_hook(scale) for m in model.modules() if is_agc_over_maps(m)]
     try:
         model(*example) if isinstance(example, tuple) else model(example)
     finally:
@@ -184,13 +184,13 @@ def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] 
     return model
 
 
-def _is_agc_over_maps(module: nn.Module) -> bool:
+def is_agc_over_maps(module: nn.Module) -> bool:
     """Return whether a module is AGC1d/2d/3d or AGCConv1d/2d/3d."""
     # By attribute, not by class: conv.py imports this module.
     return hasattr(module, "shared_means")
 
 
-def _unit_scale(layer: Any, x: Tensor) -> float:
+def unit_scale(layer: Any, x: Tensor) -> float:
     """Return 1 / std of the pre-activation of an AGC layer for its input x."""
     measured = _MeasuredScale(layer.mean_scale)
     layer.shared_means = measured
@@ -248,7 +248,7 @@ def _he_variance(layer: Any) -> float:
 
 
 @torch.no_grad()
-def _scale_filters_(layer: Any, factor: float) -> None:
+def scale_output_(layer: Any, factor: float) -> None:
     """Scale a layer's filters, or its gain if the norm of its filters has no effect."""
     if _normalizes_filters(layer):
         layer.gain.mul_(factor)

@@ -81,7 +81,7 @@ class Train:
     batch_size: int = 4
     """Images per step, over all processes."""
     lr: float | None = None
-    """Learning rate. None: 0.02 x batch size for segmentation, 0.3 x (batch size / 128)^0.75 for
+    """Learning rate. None: 0.02 x batch size for segmentation, 0.1 x (batch size / 128)^0.75 for
     classification."""
     schedule: Schedule = "constant"
     """constant, or cosine: the learning rate falls to 0 over all epochs, which are then fixed."""

@@ -253,7 +253,7 @@ class VectorizedNetworks:
         self._template = _template(first.model, self.autocast)
         self._full_batch_losses: Callable[..., Tensor] = self._losses
         if self.config.engine.startswith("compile"):
-            self._full_batch_losses = torch.compile(self._losses, fullgraph=True)
+            self._full_batch_losses = torch.compile(self._losses, fullgraph=True, dynamic=False)
 
         count = len(runs)
         self.loss_sum = torch.zeros(count, dtype=torch.float64, device=self.device)
