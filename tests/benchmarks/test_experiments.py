@@ -19,7 +19,7 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import open_source, prepare
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
 from deepcontrol.workbench.runfolder import METRICS, read_records
-from tests.noise import make_camvid
+from tests.noise import make_camvid, make_cifar
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 TINY = ("--size", "32x32", "--width", "0.05", "--epochs", "1")  # images are 32x64
@@ -223,3 +223,38 @@ def test_picture_of_the_signal_is_up_to_date() -> None:
     with Image.open(SCRIPTS.parent / "docs" / "signal.png") as picture:
         shown = picture.info["csv-sha256"]
     assert shown == hashlib.sha256(csv.read_bytes()).hexdigest(), "run signal_depth.py --draw"
+
+
+def test_treatments_of_residual_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_cifar(tmp_path / "cifar", 64, 8)
+    words = ("--data-root", "cifar", "--depth", 8, "--width", 0.25, "--epochs", 1, "--seeds", 0)
+    words = (*words, "--batch-size", 4, "--lr", 0.01)
+    rows = rows_of("residual", *words, patch=monkeypatch)
+    assert len({row["treatment"] for row in rows}) == len(rows) == 25
+    errors = {row["treatment"]: row["val_error"] for row in rows}
+    assert all(0 <= float(error) <= 1 for error in errors.values())
+    losses = {row["last_loss"] for row in rows}
+    assert len(losses) > 14  # the treatments differ; rare clipping may not
+    again = rows_of("residual", *words, patch=monkeypatch)  # all rows are there already
+    assert again == rows
+    (failed,) = rows_of(
+        "residual", *words[:-1], 1e9, "--treatments", "agc", "--out", "high.csv", patch=monkeypatch
+    )[-1:]
+    assert failed["diverged_in_epoch"] == "1"
+
+
+def test_finetuning_a_classifier_with_batchnorm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_cifar(tmp_path / "cifar", 300, 8)
+    data = ["--data", "cifar10", "--data-root", "cifar", "--model", "resnet20", "--norm", "bn"]
+    assert main(["train", *data, "--width", "0.25", "--epochs", "1", "--train-limit", "40",
+                 "--batch-size", "4", "--device", "cpu", "--out", "run"]) == 0  # fmt: skip
+    words = ("run", "--data-root", "cifar", "--per-class", 1, "--epochs", 1, "--seeds", 0)
+    words = (*words, "--batch-sizes", 1, "--lrs", 1e-3)
+    rows = rows_of("finetune_bn", *words, patch=monkeypatch)
+    before = {(row["contender"], row["domain"]): row["error_before"] for row in rows}
+    assert len(before) == 12
+    for domain in ("same", "shifted"):  # exact conversions
+        assert before["agc", domain] == before["bn, frozen", domain] == before["bn", domain]
+    assert all(row["error"] for row in rows)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deepcontrol import AGCConv2d, AGCLinear
+from deepcontrol.nn.init import CENTERING_GAIN
 from deepcontrol.workbench import runfolder
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import NO_CLASS, Batch, CropFlip
@@ -75,7 +76,7 @@ def test_records_of_a_run(classifier: Path) -> None:
     assert [line["lr"] for line in lines] == expected
     layers = runfolder.read_records(classifier / runfolder.LAYERS)[0]["layers"]
     assert len(layers) == 19  # all AGC neurons of a ResNet-20
-    assert layers["stages.0.branch.1"]["gain"]["mean"] == pytest.approx(1 / 3)
+    assert layers["stages.0.branch.1"]["gain"]["mean"] == pytest.approx(CENTERING_GAIN / 3)
     with Image.open(classifier / "samples" / "epoch-0002.png") as sheet:
         assert sheet.size == (8 * 108, 3 * 138)
     assert {path.name.split(".")[0] for path in classifier.iterdir()} == {
@@ -281,15 +282,17 @@ def test_branches_start_small_whatever_the_initialization() -> None:
         ends = {name for name in found if name.endswith("branch.1")}
         assert len(ends) == 9
         for name, gain in found.items():
-            expected = 1 / 3 if name in ends else 1.0
-            torch.testing.assert_close(gain, torch.full_like(gain, expected), msg=name)
+            factor = 1 / 3 if name in ends else 1.0
+            expected = torch.full_like(gain, CENTERING_GAIN * factor)
+            torch.testing.assert_close(gain, expected, msg=name)
 
 
 @pytest.mark.parametrize("value", [1.0, 0.5])
 def test_fixed_gamma_keeps_the_ends_of_branches_small(value: float) -> None:
     for name, gain in gains(build_model(tiny(fixed_gamma=value), 10)).items():
-        expected = value / 3 if name.endswith("branch.1") else value
-        torch.testing.assert_close(gain, torch.full_like(gain, expected), msg=name)
+        factor = value / 3 if name.endswith("branch.1") else value
+        expected = torch.full_like(gain, CENTERING_GAIN * factor)
+        torch.testing.assert_close(gain, expected, msg=name)
         assert not gain.requires_grad
 
 

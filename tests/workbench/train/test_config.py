@@ -160,7 +160,7 @@ def classifier(**changes: Any) -> Train:
 def test_defaults_of_classification(data: str, size: tuple[int, int], channels: int) -> None:
     config = classifier(data=data, batch_size=64)
     assert (config.image_size, config.in_channels, config.window) == (size, channels, None)
-    assert config.learning_rate == pytest.approx(0.05)
+    assert config.learning_rate == pytest.approx(0.1 / 2**0.75)
     assert config.augmentation == "crop+flip"
     assert config.val_batch_size == max(64, 2**18 // (size[0] * size[1]))
     assert replace(config, eval_batch_size=3).val_batch_size == 3

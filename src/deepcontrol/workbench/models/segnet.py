@@ -111,7 +111,9 @@ class EncoderStage(nn.Module):
         last = self.convolutions[-1]
         self.pool: nn.Module
         if isinstance(last, AGCConv2d):  # AGC has a fused form with the pooling
-            pooling = AGCConvPool2d(last.in_channels, last.out_channels, 3, padding=1)
+            pooling = AGCConvPool2d(
+                last.in_channels, last.out_channels, 3, padding=1, weight_norm=last.weight_norm
+            )
             self.convolutions[-1], self.pool = pooling, nn.Identity()
         else:
             self.pool = BytePool()
