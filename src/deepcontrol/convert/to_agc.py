@@ -96,6 +96,10 @@ def to_agc(
     nn.Parameter objects; gains, biases and lambdas are new. Create the optimizer afterwards: one
     that exists already does not train them. Report.new_parameters has their names.
 
+    To train from scratch: to_agc(model, example=images), then SGD with momentum 0.9, weight decay
+    on the filters (param_groups), a warm-up, and a learning rate of 0.02 x batch size for
+    segmentation or 0.1 x (batch size / 128)^0.75 for classification.
+
     Only forward is traced. If another method of the model calls a convolution separately, exclude
     its BatchNorm with `where`.
 

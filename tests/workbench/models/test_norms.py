@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import he_init_
-from deepcontrol.workbench.models.blocks import conv_block
+from deepcontrol.workbench.models import CifarResNet
+from deepcontrol.workbench.models.blocks import conv_block, sum_activation
 from deepcontrol.workbench.models.norms import (
     EvoNorm2dS0,
     FilterResponseNorm2d,
@@ -152,3 +153,18 @@ def test_groups_divide_the_channels(channels: int, groups: int, found: int) -> N
         assert numbers == found
     with pytest.raises(ValueError, match="groups must divide the 10 channels, got 4 groups"):
         EvoNorm2dS0(10, 4)
+
+
+def test_activation_after_an_addition() -> None:
+    x = torch.randn(2, 16, 5, 5)
+    assert torch.equal(sum_activation("bn", 16)(x.clone()), x.relu())
+    threshold = sum_activation("frn", 16)
+    assert torch.equal(threshold(x), x.relu())  # tau starts at 0
+    nn.init.constant_(threshold.threshold, -0.5)
+    assert torch.equal(threshold(x), x.clamp(min=-0.5))
+    evonorm = sum_activation("evonorm-s0", 16, groups=8)
+    torch.testing.assert_close(evonorm(x), EvoNorm2dS0(16, 8)(x))
+    assert (evonorm(10 * x) - evonorm(x)).abs().max() < 2  # normalized: x * sigmoid(10 x) is close
+    for model in (CifarResNet(8, norm="evonorm-s0"), CifarResNet(8, norm="frn")):
+        own = [name for name, _ in model.named_parameters() if ".activation." in name]
+        assert len(own) == (9 if isinstance(model.stages[0].activation, EvoNorm2dS0) else 3)

@@ -14,6 +14,7 @@ from ...nn.init import CENTERING_GAIN, branch_gain
 from .norms import (
     EvoNorm2dS0,
     FilterResponseNorm2d,
+    ThresholdedLinearUnit2d,
     WeightStandardizedConv2d,
     WeightStandardizedConv3d,
 )
@@ -85,6 +86,21 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
         return nn.Sequential(*layers)
 
     return block
+
+
+def sum_activation(norm: Norm, channels: int, groups: int = 32) -> nn.Module:
+    """Return the activation after a residual addition: that of the norm, or ReLU.
+
+    Args:
+        norm: One of NORMS.
+        channels: Channels of the sum.
+        groups: Groups of evonorm-s0; fewer where it does not divide the channels.
+    """
+    if norm == "frn":
+        return ThresholdedLinearUnit2d(channels)
+    if norm == "evonorm-s0":
+        return _norm_layer(norm, 2, channels, groups, activation=True)
+    return nn.ReLU(inplace=True)
 
 
 def _norm_layer(norm: Norm, dims: int, channels: int, groups: int, activation: bool) -> nn.Module:

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...nn import he_init_
-from .blocks import Block, Norm, conv_block, scaled, start_gains_
+from .blocks import Block, Norm, conv_block, scaled, start_gains_, sum_activation
 
 WIDTHS = (16, 32, 64)
 # Groups of gn, ws+gn and evonorm-s0. With the usual 32, the first two stages would have one channel
@@ -18,8 +18,8 @@ class CifarResNet(nn.Module):
     A 3x3 convolution, three stages of n blocks with 16, 32 and 64 channels, global average pooling
     and a linear layer. A block has two 3x3 convolutions, and the first one of stages 2 and 3 has
     stride 2: 6n + 2 layers. Shortcuts have no parameters (option A of the paper): they skip every
-    other row and column and append channels of zeros. ReLU follows each addition, so that the maps
-    that are averaged have different means with AGC too.
+    other row and column and append channels of zeros. An activation follows each addition: that of
+    frn and evonorm-s0, or ReLU. So the maps that are averaged have different means with AGC too.
 
     Filters have He initialization. With agc, the last gain of each branch starts at 1 / sqrt(number
     of blocks) of the others (`start_gains_`). Other norms start with gamma = 1. Residual networks
@@ -59,12 +59,16 @@ class CifarResNet(nn.Module):
         channels = scaled(WIDTHS[0], width)
         self.stem = block(in_channels, channels, 3)
         self.stages = nn.Sequential()
-        make = ResidualBlock if residual else plain_block
         for stage, base in enumerate(WIDTHS):
             for i in range((depth - 2) // 6):
                 out_channels = scaled(base, width)
                 stride = 2 if stage and not i else 1
-                self.stages.append(make(block, channels, out_channels, stride))
+                shape = (channels, out_channels, stride)
+                if residual:
+                    activation = sum_activation(norm, out_channels, GROUPS)
+                    self.stages.append(ResidualBlock(block, activation, *shape))
+                else:
+                    self.stages.append(plain_block(block, *shape))
                 channels = out_channels
         self.classify = nn.Linear(channels, classes)
         he_init_(self)
@@ -84,10 +88,13 @@ class CifarResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """relu(shortcut + branch): (N, C, H, W) to (N, out_channels, H / stride, W / stride)."""
+    """act(shortcut + branch): (N, C, H, W) to (N, out_channels, H / stride, W / stride)."""
 
-    def __init__(self, block: Block, in_channels: int, out_channels: int, stride: int) -> None:
+    def __init__(
+        self, block: Block, activation: nn.Module, in_channels: int, out_channels: int, stride: int
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.stride, self.new_channels = stride, out_channels - in_channels
         self.branch = nn.Sequential(
             block(in_channels, out_channels, 3, stride),
@@ -99,7 +106,7 @@ class ResidualBlock(nn.Module):
         if self.new_channels:
             shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
         # In-place saves a feature map: no layer saves the output of the branch.
-        return self.branch(x).add_(shortcut).relu_()
+        return self.activation(self.branch(x).add_(shortcut))
 
 
 def plain_block(block: Block, in_channels: int, out_channels: int, stride: int) -> nn.Module:

@@ -54,6 +54,25 @@ class FilterResponseNorm2d(nn.Module):
         return y.to(z.dtype)
 
 
+class ThresholdedLinearUnit2d(nn.Module):
+    """FRN's activation alone, max(x, tau), as after a residual addition.
+
+    Paper: https://arxiv.org/abs/1911.09737
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.threshold = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set tau = 0, which is ReLU."""
+        nn.init.zeros_(self.threshold)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.maximum(x, self.threshold[:, None, None].to(x.dtype))
+
+
 class EvoNorm2dS0(nn.Module):
     """EvoNorm-S0: normalization and activation in one layer (Liu et al., 2020).
 
@@ -67,8 +86,8 @@ class EvoNorm2dS0(nn.Module):
         channels: Number of channels.
         groups: Number of groups of channels. It must divide `channels`.
         eps: Added to the variance.
-        activation: Without it, y = gamma * x + beta, which does not normalize. The authors' code
-            and timm do the same at the end of a residual branch.
+        activation: Without it, y = gamma * x + beta, for the end of a residual branch. An
+            EvoNorm-S0 after the addition normalizes the sum.
     """
 
     v: nn.Parameter | None

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from ...nn import he_init_
-from .blocks import Block, Norm, conv_block, start_gains_
+from .blocks import Block, Norm, conv_block, start_gains_, sum_activation
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width and number of blocks
 EXPANSION = 4  # output width of a block / inner width
@@ -27,7 +27,8 @@ class ResNet50(nn.Module):
 
     Args:
         classes: Number of classes.
-        norm: One of NORMS. The branches of frn and evonorm-s0 end without their activation.
+        norm: One of NORMS. The branches of frn and evonorm-s0 end without their activation, which
+            follows the addition.
 
     >>> import torch
     >>> ResNet50(10)(torch.randn(1, 3, 64, 64)).shape
@@ -43,7 +44,8 @@ class ResNet50(nn.Module):
         for stage, (width, blocks) in enumerate(STAGES):
             for i in range(blocks):
                 stride = 2 if stage and not i else 1
-                self.stages.append(Bottleneck(block, channels, width, stride))
+                activation = sum_activation(norm, EXPANSION * width)
+                self.stages.append(Bottleneck(block, activation, channels, width, stride))
                 channels = EXPANSION * width
         self.classify = nn.Linear(channels, classes)
         he_init_(self)
@@ -64,11 +66,14 @@ class ResNet50(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """relu(shortcut + branch): (N, C, H, W) to (N, 4 x width, H / stride, W / stride)."""
+    """act(shortcut + branch): (N, C, H, W) to (N, 4 x width, H / stride, W / stride)."""
 
-    def __init__(self, block: Block, in_channels: int, width: int, stride: int) -> None:
+    def __init__(
+        self, block: Block, activation: nn.Module, in_channels: int, width: int, stride: int
+    ) -> None:
         super().__init__()
         channels = EXPANSION * width
+        self.activation = activation
         self.branch = nn.Sequential(
             block(in_channels, width, 1),
             block(width, width, 3, stride),
@@ -80,4 +85,4 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # In-place saves a feature map: no layer saves the output of the branch.
-        return self.branch(x).add_(self.shortcut(x)).relu_()
+        return self.activation(self.branch(x).add_(self.shortcut(x)))
