@@ -36,7 +36,7 @@ from deepcontrol.workbench.bench.results import append_row, has_row, provenance
 from deepcontrol.workbench.data import Cache, open_source, prepare
 from deepcontrol.workbench.data.classification import ClassificationBatches, CropFlip
 from deepcontrol.workbench.losses import class_cross_entropy
-from deepcontrol.workbench.models.cifar import GROUPS
+from deepcontrol.workbench.models.resnet import CIFAR_GROUPS
 from deepcontrol.workbench.predict.classes import load_classifier
 from deepcontrol.workbench.train.config import load_config
 from deepcontrol.workbench.train.evaluate import evaluate
@@ -174,7 +174,7 @@ def convert(model: nn.Module, contender: str, images: ClassificationBatches) -> 
             for module in [*model.modules()]:
                 for name, child in module.named_children():
                     if isinstance(child, _BatchNorm):
-                        norm = nn.GroupNorm(GROUPS, child.num_features).to(child.weight.device)
+                        norm = nn.GroupNorm(CIFAR_GROUPS, child.num_features).to(child.weight.device)
                         norm.load_state_dict({"weight": child.weight, "bias": child.bias})
                         setattr(module, name, norm)
 

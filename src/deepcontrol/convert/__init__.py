@@ -1,11 +1,10 @@
 """Convert models from BatchNorm to AGC (automatic gain control), check and fold them."""
 
-from .calibrate import calibrate
+from .calibrate import calibrate, reestimate_statistics
 from .fold import fold
 from .report import Change, Report
 from .signal_flags import SignalFlag
 from .signal_report import LayerSignal, SignalReport, signal_report
-from .statistics import reestimate_statistics
 from .to_agc import to_agc
 
 __all__ = [

@@ -23,6 +23,7 @@ from .batchnorms import (
     trailing_layers,
     warn_trained,
 )
+from .calibrate import reestimate_statistics
 from .dataflow import observe_maps, trace_dataflow
 from .layers import (
     ConvNormAct,
@@ -44,7 +45,6 @@ from .start import (
     inverse_sigma,
     untrained_parameters,
 )
-from .statistics import reestimate_statistics
 
 Init = Literal["scratch", "paper", "bn", "centered"]
 

@@ -18,8 +18,7 @@ from .decoded import DecodedFiles
 from .fashion import open_fashion
 from .files import PairedFiles
 from .imagefolder import ImageFolder, open_imagefolder
-from .palette import distinct_colors
-from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task
+from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task, distinct_colors
 from .streets import open_streets
 
 DataName = Literal[

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .files import fingerprint
-from .palette import distinct_colors
-from .sample import DataError, Palette, Sample, Size, Task, covering
+from .sample import DataError, Palette, Sample, Size, Task, covering, distinct_colors
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int16]]  # images (N, H, W, C), labels (N,)
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from .decoded import check_split, cover_and_crop
 from .files import IMAGE_SUFFIXES, check_eight_bit, fingerprint, list_images, open_image
-from .palette import distinct_colors
-from .sample import DataError, Palette, Sample, Size, Task
+from .sample import DataError, Palette, Sample, Size, Task, distinct_colors
 
 SPLITS = ("train", "val")
 VAL_FRACTION = 0.1

@@ -5,10 +5,9 @@ from typing import Literal
 from torch import nn
 
 from .blocks import NORMS, Norm, is_agc, scaled
-from .cifar import CifarResNet
 from .classnet import ClassNet
 from .mlp import MLP
-from .resnet import ResNet50
+from .resnet import CifarResNet, ResNet50
 from .segnet import SegNet
 from .unet3d import UNet3d
 

@@ -1,12 +1,17 @@
-"""ResNet-50 for image classification (He et al., 2016)."""
+"""ResNets for image classification: ResNet-50, and those for CIFAR (He et al., 2016)."""
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...nn import he_init_
-from .blocks import Block, Norm, conv_block, start_gains_, sum_activation
+from .blocks import Block, Norm, conv_block, scaled, start_gains_, sum_activation
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width and number of blocks
 EXPANSION = 4  # output width of a block / inner width
+CIFAR_WIDTHS = (16, 32, 64)
+# Groups of gn, ws+gn and evonorm-s0. With the usual 32, the first two stages would have one channel
+# per group, which is InstanceNorm.
+CIFAR_GROUPS = 8
 
 
 class ResNet50(nn.Module):
@@ -86,3 +91,107 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # In-place saves a feature map: no layer saves the output of the branch.
         return self.activation(self.branch(x).add_(self.shortcut(x)))
+
+
+class CifarResNet(nn.Module):
+    """CIFAR ResNet: images (N, in_channels, H, W) to class logits (N, classes).
+
+    A 3x3 convolution, three stages of n blocks with 16, 32 and 64 channels, global average pooling
+    and a linear layer. A block has two 3x3 convolutions, and the first one of stages 2 and 3 has
+    stride 2: 6n + 2 layers. Shortcuts have no parameters (option A of the paper): they skip every
+    other row and column and append channels of zeros. An activation follows each addition: that of
+    frn and evonorm-s0, or ReLU. So the maps that are averaged have different means with AGC too.
+
+    Filters have He initialization. With agc, the last gain of each branch starts at 1 / sqrt(number
+    of blocks) of the others (`start_gains_`). Other norms start with gamma = 1. Residual networks
+    with norm none explode: the variance of the signal doubles with every block.
+
+    Paper: https://arxiv.org/abs/1512.03385
+
+    Args:
+        depth: 6n + 2: 20, 56 and 110 in the paper.
+        classes: Number of classes.
+        norm: One of NORMS. gn, ws+gn and evonorm-s0 have 8 groups.
+        residual: False leaves out the shortcuts: the plain network of the same depth.
+        in_channels: Channels of the images.
+        width: Factor for all inner widths.
+
+    >>> import torch
+    >>> CifarResNet(20)(torch.randn(1, 3, 32, 32)).shape
+    torch.Size([1, 10])
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        classes: int = 10,
+        norm: Norm = "agc",
+        residual: bool = True,
+        in_channels: int = 3,
+        width: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if depth < 8 or (depth - 2) % 6:
+            raise ValueError(
+                f"depth must be 6n + 2 with n at least 1, such as 20, 56 or 110; got {depth}"
+            )
+        block = conv_block(norm, groups=CIFAR_GROUPS)
+        self.in_channels = in_channels
+        channels = scaled(CIFAR_WIDTHS[0], width)
+        self.stem = block(in_channels, channels, 3)
+        self.stages = nn.Sequential()
+        for stage, base in enumerate(CIFAR_WIDTHS):
+            for i in range((depth - 2) // 6):
+                out_channels = scaled(base, width)
+                stride = 2 if stage and not i else 1
+                shape = (channels, out_channels, stride)
+                if residual:
+                    activation = sum_activation(norm, out_channels, CIFAR_GROUPS)
+                    self.stages.append(ResidualBlock(block, activation, *shape))
+                else:
+                    self.stages.append(plain_block(block, *shape))
+                channels = out_channels
+        self.classify = nn.Linear(channels, classes)
+        he_init_(self)
+        self.start_gains_()
+
+    def start_gains_(self) -> None:
+        """Set the initial gains of AGC: see blocks.start_gains_.
+
+        Call it again after he_init_, which sets all gains to 1. Other norms are not changed.
+        """
+        start_gains_(self, [b.branch[-1] for b in self.stages if isinstance(b, ResidualBlock)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(f"expected images (N, {self.in_channels}, H, W), got {tuple(x.shape)}")
+        return self.classify(self.stages(self.stem(x)).mean((2, 3)))
+
+
+class ResidualBlock(nn.Module):
+    """act(shortcut + branch): (N, C, H, W) to (N, out_channels, H / stride, W / stride)."""
+
+    def __init__(
+        self, block: Block, activation: nn.Module, in_channels: int, out_channels: int, stride: int
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.stride, self.new_channels = stride, out_channels - in_channels
+        self.branch = nn.Sequential(
+            block(in_channels, out_channels, 3, stride),
+            block(out_channels, out_channels, 3, activation="none"),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x[:, :, :: self.stride, :: self.stride] if self.stride > 1 else x
+        if self.new_channels:
+            shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
+        # In-place saves a feature map: no layer saves the output of the branch.
+        return self.activation(self.branch(x).add_(shortcut))
+
+
+def plain_block(block: Block, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Return the layers of a ResidualBlock without its shortcut."""
+    return nn.Sequential(
+        block(in_channels, out_channels, 3, stride), block(out_channels, out_channels, 3)
+    )
