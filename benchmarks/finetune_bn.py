@@ -174,7 +174,9 @@ def convert(model: nn.Module, contender: str, images: ClassificationBatches) -> 
             for module in [*model.modules()]:
                 for name, child in module.named_children():
                     if isinstance(child, _BatchNorm):
-                        norm = nn.GroupNorm(CIFAR_GROUPS, child.num_features).to(child.weight.device)
+                        norm = nn.GroupNorm(CIFAR_GROUPS, child.num_features).to(
+                            child.weight.device
+                        )
                         norm.load_state_dict({"weight": child.weight, "bias": child.bias})
                         setattr(module, name, norm)
 
