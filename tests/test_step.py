@@ -153,9 +153,29 @@ def _load_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
+def _reset_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state[next(model.parameters())] = {}
+
+
+def _replace_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    p = next(model.parameters())
+    optimizer.state[p] = {"momentum_buffer": torch.zeros_like(p)}
+
+
+def _replace_group(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": 0.01}
+
+
+def _replace_table(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    first = next(iter(model.children()))
+    first._parameters = {name: nn.Parameter(p.clone()) for name, p in first._parameters.items()
+                         if p is not None}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        _reset_state, _replace_state, _replace_group, _replace_table,
         _replace, _move, _freeze, _swap_layer, _add_layer, _add_buffer, _evaluate, _set_lr,
         _set_tensor_lr, _add_group, _drop_parameter, _set_momentum_buffer, _load_state,
     ],
@@ -181,6 +201,15 @@ def test_mode_of_a_loss_module_is_noticed() -> None:
     assert watch.is_unchanged()
     loss.eval()
     assert not watch.is_unchanged()
+
+
+def test_weights_of_a_loss_module_are_noticed() -> None:
+    model, loss = network("cpu"), nn.CrossEntropyLoss(weight=torch.ones(5))
+    step = TrainingStep(model, loss, sgd(model))
+    watch, before = _Watch(model, loss, sgd(model)), step._current_state()
+    loss.weight = torch.full((5,), 2.0)
+    assert not watch.is_unchanged()
+    assert step._current_state() != before
 
 
 def test_replay_restores_gradients_that_others_replaced() -> None:

@@ -170,10 +170,8 @@ class TrainingStep:
         ]
         optimized = [id(p) for g in self.optimizer.param_groups for p in g["params"]]
         modes = [m.training for m in _modules(self.model, self._loss)]
-        addresses = [
-            (a.data_ptr(), a.requires_grad)
-            for a in (*self.model.parameters(), *self.model.buffers())
-        ]
+        tensors = _tensors(self.model, self._loss)
+        addresses = [(a.data_ptr(), a.requires_grad) for a in tensors]
         # The optimizer creates its state in the first steps; compare it only once there is a graph.
         state = [a.data_ptr() for a in _cuda_state(self.optimizer)] if self._graphs else None
         return groups, optimized, modes, addresses, state
@@ -190,9 +188,7 @@ class _Watch:
     def __init__(self, model: nn.Module, loss: Any, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.modules = _modules(model, loss)
-        tables: list[dict[Any, Any]] = [*optimizer.param_groups, *optimizer.state.values()]
-        for module in self.modules:
-            tables += [module._modules, module._parameters, module._buffers]
+        tables: list[dict[Any, Any]] = self._tables()
         self.groups, self.state = optimizer.param_groups, optimizer.state
         self.lists = [group["params"] for group in self.groups]
         self.sizes = (len(self.groups), len(self.state))
@@ -200,7 +196,7 @@ class _Watch:
         self.tables = [table for table in tables if table]
         self.objects = self._objects()
         self.modes = [m.training for m in self.modules]
-        self.tensors = [*model.parameters(), *model.buffers()]
+        self.tensors = _tensors(model, loss)
         self.with_state = [*self.tensors, *_cuda_state(optimizer)]
         self.addresses = list(map(Tensor.data_ptr, self.with_state))
         self.trained = list(map(_REQUIRES_GRAD, self.tensors))
@@ -221,8 +217,15 @@ class _Watch:
             and list(map(_REQUIRES_GRAD, self.tensors)) == self.trained
         )
 
+    def _tables(self) -> list[dict[Any, Any]]:
+        found: list[dict[Any, Any]] = [*self.optimizer.param_groups, *self.optimizer.state.values()]
+        for module in self.modules:
+            found += (module._modules, module._parameters, module._buffers)
+        return found
+
     def _objects(self) -> list[Any]:
-        return [*chain.from_iterable(map(dict.values, self.tables)), *chain(*self.lists)]
+        values = chain.from_iterable(map(dict.values, self.tables))
+        return [*self._tables(), *values, *chain(*self.lists)]
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -230,6 +233,12 @@ _REQUIRES_GRAD = attrgetter("requires_grad")
 
 def _modules(model: nn.Module, loss: Any) -> list[nn.Module]:
     return [*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
+
+
+def _tensors(model: nn.Module, loss: Any) -> list[Tensor]:
+    """Return the parameters and buffers of the model and of a loss that is a module."""
+    owners = [model, loss] if isinstance(loss, nn.Module) else [model]
+    return [a for owner in owners for a in (*owner.parameters(), *owner.buffers())]
 
 
 class _Graph:

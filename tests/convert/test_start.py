@@ -215,6 +215,7 @@ def test_layers_are_scaled_on_the_example() -> None:
     assert all(p.isfinite().all() for p in black.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:.*trained statistics")
 def test_init_scratch_initializes_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "TOLERANCE", math.inf)  # gains as they are without an example
 
@@ -261,3 +262,77 @@ def test_discarding_trained_statistics_warns_once(init: str, lost: str) -> None:
     assert caught[0].filename == __file__
     to_agc(copy.deepcopy(model), init="bn")  # pytest turns warnings into errors
     to_agc(copy.deepcopy(model), init="centered")
+
+
+class UnfusableConv(nn.Conv2d):
+    """A convolution with a forward of its own, which keeps its norm apart."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+
+class Deep(nn.Module):
+    """Sixteen residual blocks."""
+
+    def __init__(self, conv: type[nn.Conv2d]) -> None:
+        super().__init__()
+        self.first = nn.ModuleList(row(8, 8) for _ in range(16))
+        self.conv = nn.ModuleList(conv(8, 8, 3, padding=1, bias=False) for _ in range(16))
+        self.norm = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for first, conv, norm in zip(self.first, self.conv, self.norm, strict=True):
+            x = torch.relu(x + norm(conv(first(x))))
+        return x
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d, UnfusableConv])
+def test_the_example_leaves_right_branches_alone(conv: type[nn.Conv2d]) -> None:
+    model, report = to_agc(Deep(conv), example=torch.randn(4, 8, 16, 16), report=True)
+    assert len(report.corrected) < 4
+    ends = [m for name, m in model.named_modules() if name.split(".")[0] in ("conv", "norm")]
+    kind = AGCConv2d if conv is nn.Conv2d else AGC2d
+    deviations = []
+    for layer in (m for m in ends if isinstance(m, kind)):
+        layer.register_forward_hook(lambda _, args, y: deviations.append(y.std().item()))
+    model(torch.randn(4, 8, 16, 16))
+    assert len(deviations) == 16
+    assert all(0.08 < d < 0.6 for d in deviations)  # about 1/4, the branch gain of 16 blocks
+
+
+def test_scratch_refuses_frozen_filters() -> None:
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)).requires_grad_(False)
+    model = nn.Sequential(backbone, nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+    before = {name: a.clone() for name, a in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"'0.0' is frozen.*init='paper'"):
+        to_agc(model)
+    assert all(torch.equal(a, before[name]) for name, a in model.state_dict().items())
+    to_agc(model, init="paper")
+    assert torch.equal(backbone[0].weight, before["0.0.weight"])
+
+
+def test_statistics_without_a_counter_are_trained() -> None:
+    model = trained(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    model[1].num_batches_tracked.zero_()  # as loaded from an old checkpoint
+    with pytest.warns(UserWarning, match="1 BatchNorms have trained statistics"):
+        to_agc(model)
+
+
+def test_shared_filters_are_scaled_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
+            self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(8))
+            for i in range(3, 8, 2):
+                self.convs[i].weight = self.convs[1].weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            for i, norm in enumerate(self.norms):
+                x = x + self.convs[2 * i + 1](torch.relu(self.convs[2 * i](norm(x))))
+            return x
+
+    model, report = to_agc(Tied(), report=True)
+    assert len(report.scaled_layers) == 1
+    he = (2 / 72) ** 0.5
+    assert model.convs[1].weight.std().item() == pytest.approx(0.5 * he, rel=0.15)

@@ -140,7 +140,7 @@ def test_keeps_dtype_device_training_and_requires_grad() -> None:
     model = row(3, 8).to(torch.bfloat16)
     model[0].weight.requires_grad_(False)
     model[1].eval()
-    neuron = to_agc(model)[0]
+    neuron = to_agc(model, init="paper")[0]
     assert {p.dtype for p in neuron.parameters()} == {torch.bfloat16}
     assert not neuron.training
     assert model.training

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 Selector = Callable[[str, nn.Module], bool] | str
@@ -107,11 +108,11 @@ def warn_trained(norms: Iterable[_BatchNorm], init: str) -> None:
     """Warn if an initialization discards trained statistics."""
     if keeps_function(init):
         return
-    trained = [norm for norm in norms if _batches_tracked(norm) > 0]
+    trained = [norm for norm in norms if _is_trained(norm)]
     if trained:
         lost = "overwrites all filters and discards" if init == "scratch" else "discards"
         warnings.warn(
-            f"{len(trained)} BatchNorms have trained statistics (num_batches_tracked > 0), and "
+            f"{len(trained)} BatchNorms have trained statistics, and "
             f"init={init!r} {lost} their gains, biases and statistics. To start from the trained "
             "model, use init='bn'. To train from scratch, build the model without weights, or "
             "call reset_running_stats() on its BatchNorms",
@@ -119,9 +120,30 @@ def warn_trained(norms: Iterable[_BatchNorm], init: str) -> None:
         )
 
 
-def _batches_tracked(norm: _BatchNorm) -> int:
-    count = norm.num_batches_tracked
-    return 0 if count is None or count.is_meta else int(count)
+def _is_trained(norm: _BatchNorm) -> bool:
+    """Return whether a BatchNorm has seen a batch, or has statistics from an old checkpoint."""
+    count, mean, var = norm.num_batches_tracked, norm.running_mean, norm.running_var
+    if mean is None or var is None or mean.is_meta:
+        return False
+    return bool((count is not None and count > 0) or mean.any() or (var != 1).any())
+
+
+def refuse_frozen(model: nn.Module) -> None:
+    """Raise ValueError if initializing the model would overwrite frozen filters."""
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (_ConvNd, nn.Linear))
+        and isinstance(module.weight, nn.Parameter)
+        and not module.weight.requires_grad
+    ]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ValueError(
+            f"init='scratch' initializes the whole model, but {names[0]!r}{more} is frozen "
+            "(requires_grad=False) and would keep random filters: use init='paper', which leaves "
+            "filters as they are, or init='bn', or unfreeze it"
+        )
 
 
 def check_can_start(name: str, norm: _BatchNorm, init: str) -> None:

@@ -19,6 +19,7 @@ from .batchnorms import (
     check_can_start,
     find_batchnorms,
     keeps_function,
+    refuse_frozen,
     select_batchnorms,
     trailing_layers,
     warn_trained,
@@ -100,6 +101,9 @@ def to_agc(
     on the filters (param_groups), a warm-up, and a learning rate of 0.02 x batch size for
     segmentation or 0.1 x (batch size / 128)^0.75 for classification.
 
+    Fused layers of init="scratch" have weight_norm, which a state dict does not record: load it
+    into a model that was converted with the same init.
+
     Only forward is traced. If another method of the model calls a convolution separately, exclude
     its BatchNorm with `where`.
 
@@ -109,7 +113,8 @@ def to_agc(
             ("layer4.*"), or a list of these. Default: all.
         init: Initialization.
 
-            "scratch": for training from scratch. The whole model is initialized: filters by He
+            "scratch": for training from scratch. The whole model is initialized, also the layers
+            that `where` excludes: filters by He
             fan-in (he_init_), beta 0, lambda 1, and gamma 1.21, which makes up for the variance of
             the mean that is subtracted. The last layer of every residual branch starts at
             branch_gain(number of residual additions) times that, so that the variance of the signal
@@ -130,7 +135,8 @@ def to_agc(
 
             With "bn" and "centered" the filters W of a convolution that feeds only the BatchNorm
             become W / sigma, in place, and gamma stays as trained. The function is the same, and
-            fine-tuning does not depend on the scale of the filters, as with BatchNorm.
+            fine-tuning does not depend on the scale of the filters, as with BatchNorm. Code outside
+            of the model that reads the same filters sees the change.
         example: An input of the model, a tuple of inputs or a dict of keyword arguments. The model
             runs on it once, in eval mode. This finds maps of one position (squeeze-and-excitation,
             the pooling of ASPP), where the mean is the value itself, so that lambda starts at 0
@@ -138,7 +144,7 @@ def to_agc(
             It also shows which module calls which, and what is added to what, if torch.fx cannot
             trace the model; without it, convolution and BatchNorm stay two layers there.
         report: Also return a Report, a table of all changes and their reasons.
-        data: Only for "bn" and "centered": batches of new images, on which the statistics of the
+        data: Only for "bn" and "centered": batches of new images, on which the statistics of all
             BatchNorms are estimated again first (reestimate_statistics).
         generator: Random number generator for the filters of init="scratch"; torch's default if
             None.
@@ -174,6 +180,8 @@ def to_agc(
             "use init='bn' or 'centered', or leave out data"
         )
     conversion = _Conversion(model, where, init, example)
+    if init == "scratch":
+        refuse_frozen(model)
     if data is not None:
         reestimate_statistics(model, data)
     # "scratch" initializes the whole model, excluded BatchNorms too.
@@ -340,9 +348,13 @@ class _Conversion:
         scaled = []
         if self.init == "scratch":
             he_init_(model, generator)
+            done = set[nn.Parameter]()  # layers may share their filters
             for layer, end in self.additions.gains.items():
-                if isinstance(layer, (_ConvNd, nn.Linear, _AGC)) and _scale_(layer, end.gain):
+                if not isinstance(layer, (_ConvNd, nn.Linear, _AGC)) or layer.weight in done:
+                    continue
+                if _scale_(layer, end.gain):
                     scaled.append((self.names[layer], end.gain))
+                    done.update(layer.parameters(recurse=False))
         return tuple(scaled)
 
     def _single_position(self, norm: _BatchNorm) -> str | None:

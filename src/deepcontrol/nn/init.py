@@ -192,7 +192,9 @@ def is_agc_over_maps(module: nn.Module) -> bool:
 
 def unit_scale(layer: Any, x: Tensor) -> float:
     """Return 1 / std of the pre-activation of an AGC layer for its input x."""
-    measured = _MeasuredScale(layer.mean_scale)
+    # AGC1d/2d/3d multiply by gamma after the means; a convolution has its gain in the filters.
+    gamma = layer.weight if layer.weight.dim() == 1 else torch.ones_like(layer.mean_scale)
+    measured = _MeasuredScale(layer.mean_scale, gamma)
     layer.shared_means = measured
     try:
         layer.forward(x)
@@ -206,15 +208,16 @@ class _MeasuredScale:
 
     scale = 1.0
 
-    def __init__(self, mean_scale: Tensor) -> None:
-        self.mean_scale = mean_scale
+    def __init__(self, mean_scale: Tensor, gamma: Tensor) -> None:
+        self.mean_scale, self.gamma = mean_scale, gamma
 
     def of(self, z: Tensor) -> Tensor:
         mean = map_mean(z)
         centered = z - over_maps(self.mean_scale * mean, z)
         before, after = z.float().std().item(), centered.float().std().item()
         if after > 1e-3 * before:  # else only rounding errors are left, as on 1x1 maps
-            self.scale = 1 / after
+            scaled = over_maps(self.gamma.expand_as(mean), z) * centered
+            self.scale = 1 / scaled.float().std().item() if self.gamma.any() else 1.0
         return mean
 
 

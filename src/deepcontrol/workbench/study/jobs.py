@@ -402,7 +402,9 @@ class Queue:
             group = [entry]
             for other in self.in_state("waiting"):
                 together = [*(e.job for e in group), other.job]
-                if len(group) < self.at_once and other is not entry and form_ensemble(together):
+                if len(group) == self.at_once or other is entry or entry.attempts:
+                    continue  # a run that failed is tried again alone
+                if not other.attempts and form_ensemble(together):
                     group += [other] * self._can_start(other)
             where = executor.start([e.job for e in group])
             for each in group:

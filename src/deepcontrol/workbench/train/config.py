@@ -102,8 +102,8 @@ class Train:
     fixed_lambda: float | None = None
     """Fix AGC's lambda (share of the mean that is subtracted) instead of learning it."""
     fixed_gamma: float | None = None
-    """Fix AGC's gamma (gain) instead of learning it. The last gain of a residual branch is fixed at
-    this multiple of its initial value."""
+    """Fix AGC's gamma (gain) instead of learning it, at this multiple of its initial value: 1, or
+    in residual and plain networks 1.21 and less at the end of a branch."""
     class_weight_scale: float = 1.0
     """Mean of the class weights in the loss. Classification has no class weights."""
     augment: Augmentation | None = None

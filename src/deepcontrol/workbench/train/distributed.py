@@ -56,7 +56,7 @@ def configure_torch(config: Train) -> None:
     """Set torch's process-wide state: determinism, cuDNN benchmark mode and seed."""
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(config.deterministic)  # a worker trains several runs
     torch.backends.cudnn.benchmark = not config.deterministic
     torch.manual_seed(config.seed)
 
