@@ -174,9 +174,8 @@ def convert(model: nn.Module, contender: str, images: ClassificationBatches) -> 
             for module in [*model.modules()]:
                 for name, child in module.named_children():
                     if isinstance(child, _BatchNorm):
-                        norm = nn.GroupNorm(CIFAR_GROUPS, child.num_features).to(
-                            child.weight.device
-                        )
+                        groups = math.gcd(CIFAR_GROUPS, child.num_features)
+                        norm = nn.GroupNorm(groups, child.num_features).to(child.weight.device)
                         norm.load_state_dict({"weight": child.weight, "bias": child.bias})
                         setattr(module, name, norm)
 

@@ -304,7 +304,7 @@ def test_scratch_refuses_frozen_filters() -> None:
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)).requires_grad_(False)
     model = nn.Sequential(backbone, nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
     before = {name: a.clone() for name, a in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"'0.0' is frozen.*init='paper'"):
+    with pytest.raises(ValueError, match=r"'0.0'.*which is frozen.*init='paper'"):
         to_agc(model)
     assert all(torch.equal(a, before[name]) for name, a in model.state_dict().items())
     to_agc(model, init="paper")
@@ -336,3 +336,16 @@ def test_shared_filters_are_scaled_once() -> None:
     assert len(report.scaled_layers) == 1
     he = (2 / 72) ** 0.5
     assert model.convs[1].weight.std().item() == pytest.approx(0.5 * he, rel=0.15)
+
+
+def test_scratch_with_where_leaves_other_layers_alone() -> None:
+    model = trained(nn.Sequential(row(3, 8), row(8, 8), nn.Flatten(), nn.Linear(8 * 81, 2)))
+    before = {name: a.clone() for name, a in model.state_dict().items()}
+    with pytest.warns(UserWarning, match="1 BatchNorms have trained statistics"):
+        to_agc(model, where="0.1")
+    after = model.state_dict()
+    assert isinstance(model[0][0], AGCConv2d)
+    assert not torch.equal(after["0.0.weight"], before["0.0.weight"])
+    for name in before:
+        if not name.startswith("0."):
+            assert torch.equal(after[name], before[name]), name

@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 Selector = Callable[[str, nn.Module], bool] | str
@@ -128,19 +127,17 @@ def _is_trained(norm: _BatchNorm) -> bool:
     return bool((count is not None and count > 0) or mean.any() or (var != 1).any())
 
 
-def refuse_frozen(model: nn.Module) -> None:
-    """Raise ValueError if initializing the model would overwrite frozen filters."""
-    names = [
+def refuse_frozen(layers: Mapping[str, nn.Module]) -> None:
+    """Raise ValueError if the initialization of these layers would overwrite frozen filters."""
+    frozen = [
         name
-        for name, module in model.named_modules()
-        if isinstance(module, (_ConvNd, nn.Linear))
-        and isinstance(module.weight, nn.Parameter)
-        and not module.weight.requires_grad
+        for name, layer in layers.items()
+        if isinstance(layer.weight, nn.Parameter) and not layer.weight.requires_grad
     ]
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    if frozen:
+        more = f" (and {len(frozen) - 1} more)" if len(frozen) > 1 else ""
         raise ValueError(
-            f"init='scratch' initializes the whole model, but {names[0]!r}{more} is frozen "
+            f"init='scratch' initializes {frozen[0]!r}{more}, which is frozen "
             "(requires_grad=False) and would keep random filters: use init='paper', which leaves "
             "filters as they are, or init='bn', or unfreeze it"
         )

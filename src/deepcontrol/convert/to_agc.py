@@ -113,8 +113,8 @@ def to_agc(
             ("layer4.*"), or a list of these. Default: all.
         init: Initialization.
 
-            "scratch": for training from scratch. The whole model is initialized, also the layers
-            that `where` excludes: filters by He
+            "scratch": for training from scratch. The whole model is initialized (with `where`, only
+            the selected BatchNorms and the layers that feed them): filters by He
             fan-in (he_init_), beta 0, lambda 1, and gamma 1.21, which makes up for the variance of
             the mean that is subtracted. The last layer of every residual branch starts at
             branch_gain(number of residual additions) times that, so that the variance of the signal
@@ -181,11 +181,10 @@ def to_agc(
         )
     conversion = _Conversion(model, where, init, example)
     if init == "scratch":
-        refuse_frozen(model)
+        refuse_frozen({name: layer for layer, name in conversion.initialized.items()})
     if data is not None:
         reestimate_statistics(model, data)
-    # "scratch" initializes the whole model, excluded BatchNorms too.
-    warn_trained(conversion.norms.values() if init == "scratch" else conversion.selected, init)
+    warn_trained(conversion.selected, init)
     changes = []
     # Plan all changes before the first one, so that an error leaves the model unchanged.
     with torch.no_grad():
@@ -230,6 +229,14 @@ class _Conversion:
             p for module in model.modules() for p in module._parameters.values() if p is not None
         )
         self.filter_scales: dict[_ConvNd | nn.Linear, Tensor] = {}
+        # The layers that "scratch" initializes: with `where`, those that feed a selected BatchNorm.
+        self.whole = where is None
+        sources = {self.flow.sole_producer(norm) for norm in self.selected}
+        self.initialized = {
+            module: name
+            for module, name in self.names.items()
+            if isinstance(module, (_ConvNd, nn.Linear)) and (self.whole or module in sources)
+        }
         self.targets: dict[nn.Module, float] = {}  # deviation at the start, if it is not 1
 
     def convert(self, name: str, norm: _BatchNorm) -> Change:
@@ -347,10 +354,13 @@ class _Conversion:
             scale_filters_(source, scale)
         scaled = []
         if self.init == "scratch":
-            he_init_(model, generator)
+            for part in [model] if self.whole else self.initialized:
+                he_init_(part, generator)
             done = set[nn.Parameter]()  # layers may share their filters
             for layer, end in self.additions.gains.items():
                 if not isinstance(layer, (_ConvNd, nn.Linear, _AGC)) or layer.weight in done:
+                    continue
+                if not self.whole and layer not in self.initialized:
                     continue
                 if _scale_(layer, end.gain):
                     scaled.append((self.names[layer], end.gain))
