@@ -12,6 +12,7 @@ from benchmarks.zoo.measure import smooth_images
 from deepcontrol import branch_gain, he_init_, to_agc
 from deepcontrol.convert.dataflow import Dataflow, trace_dataflow
 from deepcontrol.convert.residual import find_additions
+from deepcontrol.nn.init import CENTERING_GAIN
 
 # Number of residual additions of each model.
 BLOCKS = {
@@ -65,10 +66,21 @@ def test_torchvision_resnets() -> None:
     torch.manual_seed(0)
     model, report = to_agc(torchvision.models.resnet50(), report=True)
     assert report.blocks == 16
-    torch.testing.assert_close(model.layer4[2].conv3.gain, torch.full((2048,), branch_gain(16)))
+    expected = torch.full((2048,), CENTERING_GAIN * branch_gain(16))
+    torch.testing.assert_close(model.layer4[2].conv3.gain, expected)
     assert logits(model).std() < 10
 
     deep = torchvision.models.resnet152()
     plain = to_agc(he_init_(copy.deepcopy(deep)), init="paper")
     assert logits(plain).std() > 10
     assert logits(to_agc(deep)).std() < 10
+
+
+@pytest.mark.parametrize("name", ["efficientnet_b0", "mobilenetv3_small_100", "lcnet_050"])
+def test_the_example_corrects_gates_and_other_activations(name: str) -> None:
+    torch.manual_seed(0)
+    model, report = to_agc(
+        timm.create_model(name, num_classes=10), example=torch.randn(1, 3, 96, 96), report=True
+    )
+    assert report.corrected
+    assert 0.05 < logits(model).std() < 10
