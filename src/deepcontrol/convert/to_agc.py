@@ -120,8 +120,8 @@ def to_agc(
             branch_gain(number of residual additions) times that, so that the variance of the signal
             stays bounded over depth; other summed maps start at 1 / sqrt(number of operands).
             With an example, layers whose maps are more than a factor of 2 off (after gates, for
-            example) are scaled. Fused layers have weight_norm (see AGCConv2d), which trains better
-            and tolerates higher learning rates.
+            example) are scaled; use a few images like those that you train on. Fused layers have
+            weight_norm (see AGCConv2d), which trains better and tolerates higher learning rates.
 
             "paper": gamma 1, beta 0, lambda 1, whatever the residual structure. The filters do not
             change: call he_init_(model) *before* the conversion. A gamma of all zeros is kept.
