@@ -290,8 +290,11 @@ def check_unchanged(config: Train, before: Train) -> None:
     """Raise ConfigChangedError unless a run of `before` can resume with `config`."""
     found = differences(config, before)
     if found:
+        why = ""
+        if before.schedule == "cosine" and config.epochs != before.epochs:
+            why = "The learning rates of a cosine schedule depend on --epochs. "
         raise ConfigChangedError(
-            f"{config.out} was started with other settings: {', '.join(found)}. "
+            f"{config.out} was started with other settings: {', '.join(found)}. {why}"
             "Omit these flags to resume it, or choose another --out."
         )
 
