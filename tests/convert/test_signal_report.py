@@ -328,8 +328,17 @@ def test_plot(tmp_path: Path) -> None:
         assert panel.get_yscale() == "log"
         line, again = panel.lines
         assert line.get_label() == "once"
-        assert list(line.get_ydata()) == [getattr(s, number) for s in report]
-        assert list(again.get_xdata()) == list(range(1, len(report) + 1))
+        # The line goes through the sums of a residual network; each layer is a dot.
+        sums = [(i, getattr(s, number)) for i, s in enumerate(report, 1) if s.kind == "add"]
+        assert len(sums) > 1
+        assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == sums
+        assert list(again.get_xdata()) == [i for i, _ in sums]
+        dots = [tuple(p) for c in panel.collections[:2] for p in c.get_offsets()]
+        assert sorted(dots) == [(i, getattr(s, number)) for i, s in enumerate(report, 1)]
+    plain = signal_report(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8))
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots(1, 2)
+    plain.plot(axes)
+    assert list(axes[0].lines[0].get_ydata()) == [s.variance for s in plain]
     with pytest.raises(ValueError, match="expected 3 axes"):
         report.plot(axes, open_share=True)
 

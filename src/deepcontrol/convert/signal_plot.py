@@ -106,7 +106,10 @@ def _draw_panel(
         for depth, layer in enumerate(layers, 1)
         if (y := panel.value(layer)) is not None and math.isfinite(y) and (y > 0 or panel.linear)
     ]
-    depths, values = [p[0] for p in points], [p[1] for p in points]
+    # In a residual network the branches lie below the sums: a line through all would be a zigzag.
+    is_residual = sum(layer.kind == "add" for layer in layers) > 1
+    on_line = [p for p in points if p[2].kind == "add"] if is_residual else points
+    depths, values = [p[0] for p in on_line], [p[1] for p in on_line]
     (line,) = axes.plot(depths, values, "-", linewidth=1.0, alpha=0.55, label=label)
     color = line.get_color()
     for is_addition, size in ((False, 5.0), (True, 20.0)):

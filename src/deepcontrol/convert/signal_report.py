@@ -98,8 +98,8 @@ class SignalReport:
         """Draw the signal propagation plot: variances over depth on a logarithmic axis.
 
         The panels are the variance of the outputs, the variance of their gradients and, optionally,
-        the share of open ReLUs. Large dots are additions of residual branches, red ones are layers
-        with flags. Needs matplotlib.
+        the share of open ReLUs. Large dots are additions of residual branches, joined by a line;
+        red ones are layers with flags. Needs matplotlib.
 
         Args:
             to: File to write (its suffix chooses the format), or two axes, or three with
