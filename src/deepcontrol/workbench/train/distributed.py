@@ -151,6 +151,9 @@ def is_distributed() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+_process_groups: list[Any] = []  # alive until the process ends
+
+
 @contextmanager
 def process_group(device: torch.device) -> Iterator[Group]:
     """Join the process group that torchrun's environment variables describe.
@@ -168,6 +171,9 @@ def process_group(device: torch.device) -> Iterator[Group]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _rendezvous_store(world_size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
+    # DDP's reducer must not be the last owner: it would free gloo's group with the interpreter lock
+    # held and wait for a thread that needs the lock to free a tensor.
+    _process_groups.append(dist.group.WORLD)
     group = Group(device, rank, world_size)
     yield group
     # Skipped after an error: other processes may have died, and these calls would wait for them.
