@@ -1,4 +1,4 @@
-"""Compare starts and settings of AGC in CIFAR ResNets: what it needs to match BatchNorm.
+"""Compare initializations and settings of AGC with BatchNorm in CIFAR ResNets.
 
     python benchmarks/residual.py --data-root CIFAR10 --out benchmarks/results/residual-cuda.csv
 

@@ -49,7 +49,7 @@ class SignalFlag:
     """A fault, with all layers that have it.
 
     Attributes:
-        kind: What is wrong, for example "explosion".
+        kind: Kind of fault, for example "explosion".
         layers: Indices of the layers in the report, in call order.
         message: Where and how much it is, and a remedy.
     """

@@ -84,7 +84,7 @@ class Measurement:
 def measure(
     model: nn.Module, example: Any, loss: Callable[[Any], Tensor] | None
 ) -> list[Measurement]:
-    """Run a model forward and backward on an example; return what was measured, in call order.
+    """Run a model forward and backward on an example; return one record per layer call.
 
     The model is left as it was: buffers, gradients, hooks and random number generators.
     """

@@ -33,7 +33,7 @@ def untrained_parameters(norm: _BatchNorm, gamma: float, lam: float) -> AGCParam
 def correct_scales_(
     model: nn.Module, example: Any, targets: Mapping[nn.Module, float]
 ) -> set[nn.Module]:
-    """Scale the AGC layers whose maps have a wrong deviation on an example, layer after layer.
+    """Scale AGC layers with maps of the wrong deviation on an example, layer by layer.
 
     He fan-in and CENTERING_GAIN are right for chains of convolutions and ReLUs. Gates (squeeze-and-
     excitation halves a map), other activations and concatenations change the scale of the signal,
