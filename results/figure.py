@@ -2,9 +2,10 @@
 
     python results/figure.py          (part of `make readme`; the tests check the numbers)
 
-Three panels: time and activation memory of a training step of SegNet at batch 8, and pixel error on
-CamVid by batch size. The PNG carries its numbers as JSON, so that a test can compare them with the
-files that they come from without comparing pixels.
+Four panels: time and activation memory of a training step of SegNet at batch 8, pixel error on
+CamVid by batch size, and error of ResNet-20 on CIFAR-10 by batch size. The PNG carries its numbers
+as JSON, so that a test can compare them with the files that they come from without comparing
+pixels.
 """
 
 import io
@@ -25,14 +26,19 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from deepcontrol.workbench.runfolder import read_run
+from deepcontrol.workbench.studyfolder import Series, read_study
 
 PICTURE = ROOT / "docs" / "overview.png"
 RUNS = ROOT / "results" / "camvid" / "runs"
+CIFAR = ROOT / "results" / "cifar-batch"
 DATA = "deepcontrol"  # key of the PNG's text that holds the numbers
 
 NORMS = ("agc", "bn", "gn")
-COLORS = {"agc": "#0072b2", "bn": "#d55e00", "gn": "#6b7785"}
+COLORS = {"agc": "#0072b2", "bn": "#d55e00", "gn": "#6b7785", "ws+gn": "#b8860b"}
+LABELS = NAMES | {"ws+gn": "WS+GN"}
 BATCHES = (1, 4, 8)
+CIFAR_BATCHES = (1, 2, 4, 8, 32, 128)
+CIFAR_NORMS = {"AGC": "agc", "BatchNorm": "bn", "GroupNorm": "gn", "WS+GN": "ws+gn"}
 LR_PER_SAMPLE = 0.02  # the paper's learning rate
 CASE = ("segnet", 8, "bf16")
 INK, FAINT = "#1c2733", "#5f6c7b"
@@ -51,7 +57,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Errors:
-    """Final pixel errors of one norm at one batch size, in percent, one per seed."""
+    """Final errors of one norm at one batch size, in percent, one per seed."""
 
     norm: str
     batch: int
@@ -89,6 +95,18 @@ def measured_errors(runs: Path = RUNS) -> list[Errors]:
     return found
 
 
+def cifar_errors(study: Path = CIFAR) -> list[Errors]:
+    """Return the errors of ResNet-20 on CIFAR-10, at each norm's best learning rate."""
+    (sweep,) = read_study(study).sweeps
+
+    def errors(norm: str, series: Series) -> list[Errors]:
+        points = [(p.x, tuple(e for e in p.error.values if e is not None)) for p in series.points]
+        return [Errors(norm, int(batch), seeds) for batch, seeds in points if seeds]
+
+    found = [errors(CIFAR_NORMS[s.label], s) for s in sweep.series if s.label in CIFAR_NORMS]
+    return [e for each in found for e in each]
+
+
 def final_error(folder: Path) -> float | None:
     """Return the final pixel error of a run in percent; None if it has none."""
     run = read_run(folder)
@@ -99,37 +117,41 @@ def final_error(folder: Path) -> float | None:
     return 100 * fmean(errors[-math.ceil(len(errors) / 10) :])
 
 
-def numbers(steps: Sequence[Step], errors: Sequence[Errors]) -> str:
+def numbers(steps: Sequence[Step], errors: Sequence[Errors], cifar: Sequence[Errors]) -> str:
     """Return everything that the picture shows, as JSON."""
-    return json.dumps({"steps": [asdict(s) for s in steps], "errors": [asdict(e) for e in errors]})
+    shown: dict[str, Sequence[Any]] = {"steps": steps, "errors": errors, "cifar": cifar}
+    return json.dumps({name: [asdict(value) for value in values] for name, values in shown.items()})
 
 
-def draw(steps: Sequence[Step], errors: Sequence[Errors]) -> Figure:
-    """Draw the three panels."""
+def draw(steps: Sequence[Step], errors: Sequence[Errors], cifar: Sequence[Errors]) -> Figure:
+    """Draw the four panels."""
     with matplotlib.rc_context(STYLE):
         layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
-        figure = Figure(figsize=(13.3, 3.7), layout=layout, facecolor="white")
-        time, memory, error = figure.subplots(1, 3, width_ratios=(1, 1, 1.25))
+        figure = Figure(figsize=(15.5, 3.9), layout=layout, facecolor="white")
+        time, memory, error, classes = figure.subplots(1, 4, width_ratios=(1, 1, 1.1, 1.5))
         time.set_title("Training step, ms")
         draw_bars(time, steps, [s.ms for s in steps], "{:.1f}")
         memory.set_title("Activation memory, MiB")
         draw_bars(memory, steps, [s.activations_mib for s in steps], "{:.0f}")
-        error.set_title("Wrong pixels on CamVid, %")
-        draw_errors(error, errors)
+        error.set_title("Error on CamVid, %")
+        draw_errors(error, errors, BATCHES)
+        classes.set_title("Error on CIFAR-10, %")
+        draw_errors(classes, cifar, CIFAR_BATCHES)
         figure.supxlabel(footnote(steps), x=0.012, ha="left", fontsize=10, color=FAINT)
     return figure
 
 
 def footnote(steps: Sequence[Step]) -> str:
     """Describe the measurements, and mark steps from another run of the benchmark."""
-    first = "Left and middle: SegNet, 256x512, batch 8, bf16, one H200, fastest engine measured"
+    first = "Time and memory: SegNet, 256x512, batch 8, bf16, one H200, fastest engine measured"
     for step in steps:
         if step.run != steps[0].run:
             compiled = "" if "compile" in step.engine else ", not compiled"
             first += f" (* in an earlier run{compiled})"
     second = (
-        "Right: SegNet, 150 epochs, learning rate 0.02 x batch; "
-        "small dots are seeds, bars show the standard deviation."
+        "CamVid: SegNet, wrong pixels after 150 epochs, learning rate 0.02 x batch. CIFAR-10: "
+        "ResNet-20 after 3 epochs, best of three learning rates. Small dots are seeds, bars show "
+        "the standard deviation."
     )
     return f"{first}.\n{second}"
 
@@ -145,24 +167,25 @@ def draw_bars(axes: Axes, steps: Sequence[Step], values: Sequence[float], label:
     axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
-def draw_errors(axes: Axes, errors: Sequence[Errors]) -> None:
+def draw_errors(axes: Axes, errors: Sequence[Errors], batches: Sequence[int]) -> None:
     """Draw one line per norm over the batch sizes; dots are seeds, bars standard deviations."""
-    norms = [norm for norm in NORMS if any(e.norm == norm for e in errors)]
+    norms = list(dict.fromkeys(e.norm for e in errors))
     for i, norm in enumerate(norms):
         mine = [e for e in errors if e.norm == norm]
         shift = 0.06 * (i - (len(norms) - 1) / 2)
-        at = [BATCHES.index(e.batch) + shift for e in mine]
+        at = [batches.index(e.batch) + shift for e in mine]
         means = [e.mean for e in mine]
         color = COLORS[norm]
         axes.plot(at, means, "o-", color=color, linewidth=2, markersize=6)
         axes.errorbar(at, means, [e.spread for e in mine], fmt="none", color=color, capsize=4)
         for x, e in zip(at, mine, strict=True):
             axes.plot([x + 0.05] * len(e.seeds), e.seeds, ".", color=color, alpha=0.4, markersize=5)
+    last = len(batches) - 1
     for label in end_labels(errors):
-        axes.text(2.16, label.y, NAMES[label.norm], color=COLORS[label.norm], va="center")
-    axes.set_xticks(range(len(BATCHES)), [str(batch) for batch in BATCHES])
+        axes.text(last + 0.18, label.y, LABELS[label.norm], color=COLORS[label.norm], va="center")
+    axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_xlabel("batch size")
-    axes.set_xlim(-0.3, 2.15)
+    axes.set_xlim(-0.3, last + 0.15)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -198,8 +221,8 @@ def save(figure: Figure, path: Path, text: str) -> None:
 
 
 def main() -> None:
-    steps, errors = measured_steps(), measured_errors()
-    save(draw(steps, errors), PICTURE, numbers(steps, errors))
+    measured = measured_steps(), measured_errors(), cifar_errors()
+    save(draw(*measured), PICTURE, numbers(*measured))
 
 
 if __name__ == "__main__":

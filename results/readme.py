@@ -1,12 +1,13 @@
-"""Write the tables of results/camvid into README.md and docs/verdicts.md, between marks.
+"""Write the tables of the committed studies into README.md and docs/, between marks.
 
     python results/readme.py          (part of `make readme`; the tests compare the text)
 
-`in_short` returns the README's table, and `verdicts` the verdict table of the docs.
+Of results/camvid, `in_short` returns the README's table and `verdicts` the verdict table of the
+docs. `by_batch_size` returns the errors of results/cifar-batch.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
 from deepcontrol.workbench.report.text import (
@@ -21,7 +22,8 @@ from deepcontrol.workbench.studyfolder import Measurement, Study, read_study
 
 ROOT = Path(__file__).parents[1]
 STUDY = "results/camvid"
-FILES = (ROOT / "README.md", ROOT / "docs" / "verdicts.md")
+CLASSIFICATION = "results/cifar-batch"
+FILES = tuple(ROOT / name for name in ("README.md", "docs/verdicts.md", "docs/choose.md"))
 NORMS = {"AGC": "agc", "BatchNorm": "bn", "GroupNorm": "gn"}
 
 # Row, measure, and the arm of each norm: a prefix of run folders, or a contender of the benchmark.
@@ -37,20 +39,22 @@ ROWS = (
 
 
 def main() -> None:
-    study = read_study(ROOT / STUDY)
+    studies = {name: read_study(ROOT / name) for name in (STUDY, CLASSIFICATION)}
     for path in FILES:
-        if path.exists():
-            path.write_text(with_study(path.read_text(), study, path))
+        path.write_text(with_studies(path.read_text(), studies, path))
 
 
-def with_study(text: str, study: Study, path: Path = FILES[0]) -> str:
+def with_studies(text: str, studies: Mapping[str, Study], path: Path = FILES[0]) -> str:
     """Replace the content of all marked blocks of a text; links are relative to `path`."""
     up = "../" * (len(path.relative_to(ROOT).parts) - 1)
-    sections: dict[str, Callable[[Study], str]] = {"in short": in_short, "verdicts": verdicts}
-    for name, section in sections.items():
-        begin = f"<!-- {STUDY}, {name}: made by results/readme.py -->\n"
-        end = f"<!-- end of {STUDY}, {name} -->\n"
-        content = section(study).replace("](results/", f"]({up}results/")
+    for study, name, section in (
+        (STUDY, "in short", in_short),
+        (STUDY, "verdicts", verdicts),
+        (CLASSIFICATION, "by batch size", by_batch_size),
+    ):
+        begin = f"<!-- {study}, {name}: made by results/readme.py -->\n"
+        end = f"<!-- end of {study}, {name} -->\n"
+        content = section(studies[study]).replace("](results/", f"]({up}results/")
         block = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
         text = block.sub(lambda _, content=content: content, text)  # type: ignore[misc]
     return text
@@ -98,6 +102,23 @@ def verdicts(study: Study) -> str:
     for group, claims in grouped_claims(study).items():
         parts += [f"## {group.capitalize()}", verdict_table(claims)]
     return "\n\n".join(parts) + "\n"
+
+
+def by_batch_size(study: Study) -> str:
+    """Return the errors of a sweep as a Markdown table: a row per batch size, a column per norm."""
+    (sweep,) = study.sweeps
+    rows = [[sweep.x_label, *(series.label for series in sweep.series)]]
+    rows.append(["---", *["---:"] * len(sweep.series)])
+    points = {(series.label, p.x): p.error for series in sweep.series for p in series.points}
+    for x in sorted({x for _, x in points}):
+        found = [points.get((series.label, x)) for series in sweep.series]
+        rows.append([str(x), *(_short(error) if error and error.n else "" for error in found)])
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return f"{table}\n\n\\* one seed; the others have 2 or 3. Empty: not run yet.\n"
+
+
+def _short(error: Measurement) -> str:
+    return measurement_text(error, with_n=False).replace(" %", "%") + "\\*" * (error.n == 1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Fixtures of all tests: a fixed seed, and the device of a test."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed() -> Iterator[None]:
     torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(False)  # a training run sets it for its process
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -70,6 +70,15 @@ def test_short_table_matches_the_study() -> None:
     assert _block(README, "in short") == script["in_short"](study), "run make readme"
 
 
+def test_errors_by_batch_size_match_the_study() -> None:
+    script = runpy.run_path(str(ROOT / "results" / "readme.py"))
+    study = script["CLASSIFICATION"]
+    table = script["by_batch_size"](script["read_study"](ROOT / study))
+    text = (ROOT / "docs" / "choose.md").read_text()
+    assert _block(text, "by batch size", study) == table, "run make readme"
+    assert "| 128 | 26.61 ± 0.16% |" in table
+
+
 def test_verdicts_match_the_study() -> None:
     script = runpy.run_path(str(ROOT / "results" / "readme.py"))
     verdicts = script["verdicts"](script["read_study"](ROOT / STUDY))
@@ -110,11 +119,14 @@ def test_ratio_across_two_runs_is_marked(performance: ModuleType) -> None:
 def test_picture_matches_the_results(figure: ModuleType) -> None:
     with Image.open(figure.PICTURE) as picture:
         shown = json.loads(picture.info[figure.DATA])
-    steps, errors = figure.measured_steps(), figure.measured_errors()
-    assert shown == json.loads(figure.numbers(steps, errors)), "run make readme"
+    steps, errors, cifar = figure.measured_steps(), figure.measured_errors(), figure.cifar_errors()
+    assert shown == json.loads(figure.numbers(steps, errors, cifar)), "run make readme"
     final = {(e.norm, e.batch): e.mean for e in errors}
     assert final["agc", 1] == pytest.approx(_final_error("agc", 1, 0.02))
     assert final["bn", 8] == pytest.approx(_final_error("bn", 8, 0.16))
+    (large,) = (e for e in cifar if (e.norm, e.batch) == ("bn", 128))
+    runs = sorted((figure.CIFAR / "runs").glob("resnet20-bn-b128-lr0.3-s*"))
+    assert large.seeds == pytest.approx([figure.final_error(run) for run in runs])
 
 
 def test_picture_takes_every_norm_that_has_runs(figure: ModuleType, tmp_path: Path) -> None:
@@ -129,15 +141,15 @@ def test_picture_takes_every_norm_that_has_runs(figure: ModuleType, tmp_path: Pa
         ("gn", 8, (10.0, pytest.approx(110.0))),
     ]
     picture = tmp_path / "picture.png"
-    figure.save(figure.draw(figure.measured_steps(), found), picture, "{}")
+    figure.save(figure.draw(figure.measured_steps(), found, found), picture, "{}")
     with Image.open(picture) as image:
         assert image.width > 1500
 
 
-def _block(text: str, name: str) -> str:
+def _block(text: str, name: str, study: str = STUDY) -> str:
     """Return the text between two marks of results/readme.py."""
-    _, rest = text.split(f"<!-- {STUDY}, {name}: made by results/readme.py -->\n")
-    return rest.split(f"<!-- end of {STUDY}, {name} -->\n")[0]
+    _, rest = text.split(f"<!-- {study}, {name}: made by results/readme.py -->\n")
+    return rest.split(f"<!-- end of {study}, {name} -->\n")[0]
 
 
 def _final_error(norm: str, batch: int, lr: float) -> float:

@@ -184,7 +184,8 @@ def test_epochs_of_a_cosine_schedule_are_fixed(
 @pytest.mark.parametrize("weight_decay", [0.0, 0.001])
 def test_schedule_is_captured(run: Path, cifar: Path, weight_decay: float) -> None:
     """The captured steps follow the learning rate, also after a resume."""
-    settings: dict[str, Any] = {"device": "cuda", "precision": "fp32", "weight_decay": weight_decay}
+    settings: dict[str, Any] = {"device": "cuda", "precision": "fp32", "deterministic": True}
+    settings["weight_decay"] = weight_decay
     runs = {engine: run.with_name(engine) for engine in ("graph", "eager")}
     for engine, out in runs.items():
         out.mkdir(parents=True)

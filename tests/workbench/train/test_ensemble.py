@@ -137,6 +137,9 @@ def test_batch_norm_in_bf16(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings(  # of torch.compile
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32:UserWarning"
+)
 @pytest.mark.parametrize("norm", ["agc", "bn", "gn"])
 def test_captured_steps_agree_with_eager_ones(tmp_path: Path, cifar: Path, norm: str) -> None:
     found = {}

@@ -241,7 +241,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
     Bars are standard deviations over seeds. Crosses at the top mark points whose runs diverged.
     """
     xs = sorted({point.x for series in sweep.series for point in series.points})
-    with drawing(5.6, 3.9) as figure:
+    with drawing(7.0, 3.9) as figure:
         axes = figure.subplots()
         axes.set(title=sweep.title, xlabel=sweep.x_label, ylabel="final error, %")
         tidy(axes)
@@ -267,7 +267,8 @@ def draw_sweep(sweep: Sweep) -> Figure:
             axes.set_xscale("log", base=2)
             axes.set_xticks(xs, [str(x) for x in xs])
             axes.minorticks_off()
-            axes.legend(fontsize=8, framealpha=0.85, edgecolor="none")
+            # Beside the lines, which may fill the whole chart.
+            axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 

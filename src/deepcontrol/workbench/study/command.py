@@ -46,7 +46,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     def planned() -> tuple[list[Job], set[str]]:
         """Return all runs, and the names of those that --only asks for."""
         jobs, wanted = (
-            plan(claims, preset, out, settings.data_root, read_curve, settings.at_once > 1)
+            plan(claims, preset, out, settings.data_root, read_curve)
             for claims in (settings.claims, asked)
         )
         return jobs, {job.name for job in wanted}

@@ -71,7 +71,6 @@ def plan(
     out: Path,
     data_root: Path | None,
     read_curve: "CurveReader | None" = None,
-    all_seeds: bool = False,
 ) -> list[Job]:
     """List each run once, in training order.
 
@@ -88,8 +87,6 @@ def plan(
         out: Study folder.
         data_root: Dataset folder.
         read_curve: Reads the result of a run.
-        all_seeds: Train all seeds of every learning rate of a tuned arm. An ensemble takes hardly
-            longer for it at small batch sizes, and the rule ignores the additional runs.
     """
 
     def job_of(arm: Arm, seed: int) -> Job:
@@ -105,7 +102,7 @@ def plan(
         chosen = choose(contender, curves) if isinstance(contender, Tuned) else contender
         for arm in contender.arms if isinstance(contender, Tuned) else (contender,):
             usual = preset.seeds_if_close if arm in close else preset.seeds
-            seeds[arm] = max(seeds.get(arm, 1), usual if all_seeds or arm == chosen else 1)
+            seeds[arm] = max(seeds.get(arm, 1), usual if arm == chosen else 1)
     jobs = [job_of(arm, seed) for arm, count in seeds.items() for seed in range(count)]
     if preset.stages:
         return sorted(jobs, key=lambda job: (_stage(job, preset), job.seed))
