@@ -13,7 +13,7 @@ Segmentation, a SegNet of synthetic streets:
     deepcontrol train --model segnet --norm bn --data streets --size 120x160 --width 0.5 \
         --batch-size 8 --lr 0.1 --schedule cosine --weight-decay 5e-4 --epochs 20 \
         --out runs/bn-streets
-    python benchmarks/finetune_bn.py runs/bn-streets --data-root CAMVID \
+    python benchmarks/finetune_bn.py runs/bn-streets --data-root CAMVID --schedule cosine \
         --out benchmarks/results/finetune-bn-segnet-cuda.csv
 
 The network continues on a few images that it has not seen, in two domains:
@@ -22,7 +22,7 @@ The network continues on a few images that it has not seen, in two domains:
     same            CIFAR-10, images per class          other streets
     shifted         the same in shifted colors          CamVid, in the classes of the streets
 
-It is tested on the validation images of the same domain. Contenders:
+It is tested on the validation images of the same domain. The loss has no class weights. Contenders:
 
     bn              BatchNorm in training mode
     bn, frozen      BatchNorm with the statistics of the first training
@@ -41,7 +41,7 @@ import math
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -63,9 +63,9 @@ from deepcontrol.workbench.data import (
     prepare,
 )
 from deepcontrol.workbench.data.streets import Streets
-from deepcontrol.workbench.losses import class_cross_entropy, class_weights, pixel_cross_entropy
+from deepcontrol.workbench.losses import class_cross_entropy, pixel_cross_entropy
 from deepcontrol.workbench.models.resnet import CIFAR_GROUPS
-from deepcontrol.workbench.optim import set_lr
+from deepcontrol.workbench.optim import Schedule, scheduled_lr, set_lr
 from deepcontrol.workbench.train.build import build_model, evaluation_batches
 from deepcontrol.workbench.train.checkpoint import find, load, load_weights
 from deepcontrol.workbench.train.config import Train, load_config
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--per-class", type=int, default=50, help="images per class of CIFAR-10")
     parser.add_argument("--images", type=int, default=100, help="images for segmentation")
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--schedule", default="constant", choices=get_args(Schedule))
     parser.add_argument("--device", default="cuda")
     flags = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -141,6 +142,7 @@ def main() -> None:
                     "seed": seed,
                     column: count,
                     "epochs": flags.epochs,
+                    "schedule": flags.schedule,
                     "device": flags.device,
                 }
                 for batch_size, lr in product(flags.batch_sizes, lrs)
@@ -300,13 +302,14 @@ def finetune(
     step.model.load_state_dict(start.state_dict())
     for state in step.optimizer.state.values():
         state["momentum_buffer"].zero_()
-    set_lr(step.optimizer, key["lr"])
-    weights = () if config.task == "classification" else (weights_of(train).to(device),)
     batches = training_batches(config, train, key["batch"], key["seed"], device)
+    done, steps = 0, key["epochs"] * len(batches)
     for epoch in range(1, key["epochs"] + 1):
         total = torch.zeros((), device=device)
         for batch in batches.epoch(epoch):
-            total += step(batch.images, batch.labels, *weights)
+            set_lr(step.optimizer, scheduled_lr(key["lr"], done, steps, schedule=key["schedule"]))
+            total += step(batch.images, batch.labels)
+            done += 1
         if not math.isfinite(float(total)):
             return ""
     return error(config, step.model, test)
@@ -323,12 +326,6 @@ def training_batches(
         )
     size = config.image_size
     return Batches(cache, batch_size, size=size, augment=Augment(), seed=seed, device=device)
-
-
-def weights_of(cache: Cache) -> Tensor:
-    """Return the class weights of a few images."""
-    labels = cache.labels[cache.labels != VOID]
-    return class_weights(torch.from_numpy(np.bincount(labels, minlength=len(cache.classes))))
 
 
 def error(config: Train, model: nn.Module, test: Cache) -> str:
