@@ -243,6 +243,28 @@ def test_treatments_of_residual_networks(tmp_path: Path, monkeypatch: pytest.Mon
     assert failed["diverged_in_epoch"] == "1"
 
 
+def test_finetuning_a_segmentation_network_with_batchnorm(
+    camvid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = ["--train-limit", "2", "--val-limit", "2"]
+    assert main(["train", "--norm", "bn", "--batch-size", "1", "--device", "cpu", *TINY, *limits,
+                 "--out", "run"]) == 0  # fmt: skip
+    words = ("run", "--data-root", camvid, "--images", 2, "--epochs", 1, "--seeds", 0)
+    words = (*words, "--batch-sizes", 1, "--lrs", 0.03, 0.02)
+    rows = rows_of("finetune_bn", *words, patch=monkeypatch)
+    before = {(row["contender"], row["domain"]): row["error_before"] for row in rows}
+    assert len(before) == 12
+    for domain in ("same", "shifted"):  # exact conversions
+        assert before["agc", domain] == before["bn, frozen", domain] == before["bn", domain]
+    assert len(rows) == 24
+    assert all(row["error"] and row["images"] == "2" for row in rows)
+    # A training does not depend on those before it, whose step it uses.
+    Path("finetune_bn.csv").unlink()
+    words = (*words[:-2], 0.02, "--contenders", "agc, centered", "--domains", "shifted")
+    (alone,) = rows_of("finetune_bn", *words, patch=monkeypatch)
+    assert alone in rows
+
+
 def test_finetuning_a_classifier_with_batchnorm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

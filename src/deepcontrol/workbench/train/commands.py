@@ -1,4 +1,4 @@
-"""`deepcontrol train` (with --dry-run) and `deepcontrol eval`."""
+"""`deepcontrol train` (with --dry-run and --find-lr) and `deepcontrol eval`."""
 
 import os
 from dataclasses import dataclass, fields, replace
@@ -19,6 +19,7 @@ from .checkpoint import find, load, load_weights
 from .config import Train, check_unchanged, load_config
 from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .evaluate import evaluate
+from .find_lr import run_find_lr
 from .loop import train
 
 MIB = 2**20
@@ -30,6 +31,11 @@ class TrainCommand(Train):
 
     dry_run: bool = False
     """Print parameters, memory, steps and run folder, and exit."""
+    find_lr: bool = False
+    """Try learning rates from 1/32 to 32 times --lr (or its default) in short trainings, print a
+    table with a suggestion, write find-lr.png to the run folder, and exit. A run is not changed."""
+    find_lr_steps: int = 200
+    """Steps at each learning rate of --find-lr."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +63,14 @@ class Eval:
 
 
 def run_train(command: TrainCommand, console: Console) -> int:
-    """Train, or print the plan of a dry run. Return the exit code."""
+    """Train, print the plan of a dry run, or find a learning rate. Return the exit code."""
     config = Train(**{f.name: getattr(command, f.name) for f in fields(Train)})
     if command.dry_run:
         if os.environ.get("RANK", "0") == "0":  # torchrun starts several processes
             _print_plan(config, plan(config), console)
         return 0
+    if command.find_lr:
+        return run_find_lr(config, command.find_lr_steps, console)
     code = train(config, console)
     exit_if_distributed(code)
     return code

@@ -189,7 +189,7 @@ def open_run(
     if group.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrapped = _wrap(model, config, group)
-    optimizer = _build_optimizer(config, model, group)
+    optimizer = build_optimizer(config, model, group)
     position = _resume(config, model, optimizer, group, display, len(train))
     guard = Guard(optimizer, group)
     objective = build_objective(config, train.cache, group.device)
@@ -246,7 +246,8 @@ def has_schedule(config: Train) -> bool:
     return config.schedule != "constant" or config.warmup_epochs > 0
 
 
-def _build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.optim.SGD:
+def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.optim.SGD:
+    """Return the optimizer of a run."""
     parameters: Any = model.parameters()
     if config.weight_decay:
         parameters = param_groups(model, config.weight_decay)
