@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from deepcontrol.workbench import runfolder
+from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.data import VOID, Batch
 from deepcontrol.workbench.train.build import Objective, build_data, build_model, open_sources
 from deepcontrol.workbench.train.checkpoint import load, load_weights
@@ -180,7 +180,7 @@ def test_two_processes_train_like_one_also_after_a_restart(whole: Path, tmp_path
     launch(together)
     assert_close(together, whole)
     layers = [
-        runfolder.read_records(run / runfolder.LAYERS)[0]["layers"] for run in (together, whole)
+        records.read_records(run / runfolder.LAYERS)[0]["layers"] for run in (together, whole)
     ]
     assert layers[0] == layers[1]  # before training, bit for bit: counts are integers
     output = launch(restarted, dies_at=7)
