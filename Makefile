@@ -78,6 +78,7 @@ bench: $(READY)
 
 # From results/camvid and benchmarks/results. The tests fail if the files are out of date.
 readme: $(READY)
+	$(BIN)/python results/checksums.py
 	$(BIN)/python results/performance.py
 	$(BIN)/python results/figure.py
 	$(BIN)/python results/readme.py
