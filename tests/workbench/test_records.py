@@ -29,7 +29,6 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
 
 
 def test_300_of_300_flipped_bits_change_no_number(tmp_path: Path) -> None:
-    """A flip in the key "crc" leaves a line without a checksum and with its numbers."""
     path, rng = tmp_path / "metrics.jsonl", random.Random(0)
     content = "".join(written(path, 3)).encode()
     before = {line.epoch: line.row["val_error"] for line in records.scan_records(path).lines}
@@ -40,7 +39,7 @@ def test_300_of_300_flipped_bits_change_no_number(tmp_path: Path) -> None:
         found = records.scan_records(path)
         for line in found.lines:
             assert before[line.epoch] == line.row["val_error"]
-        assert len(found.lines) == 3 or found.damage or found.torn
+        assert found.damage or found.torn
 
 
 def test_lines_of_older_versions_come_first(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 64
 MAX_INT = 2**63 - 1  # the largest seed that torch.Generator accepts
 CRC = "crc"
-_SEALED = re.compile(rb'(.*\S)\s*,\s*"crc":\s*"([0-9a-f]{8})"\s*\}\s*', re.DOTALL)
+# The end of an object with a checksum, of which the key or the value may be damaged.
+_SEALED = re.compile(
+    rb'(.*\S)\s*,\s*"(?:crc":\s*"([^"]*)|[^"]{3}":\s*"[0-9a-f]{8})"\s*\}\s*', re.DOTALL
+)
 
 
 class ChecksumError(ValueError):
@@ -107,8 +110,8 @@ def parse_object(content: bytes, null_constants: bool = False) -> tuple[Any, boo
     sealed = _SEALED.fullmatch(content)
     if sealed is None or not isinstance(value, dict):
         return value, False
-    value.pop(CRC)
-    if _crc(sealed[1]) != sealed[2].decode():
+    value.popitem()
+    if _crc(sealed[1]).encode() != sealed[2]:
         raise ChecksumError(value)
     return value, True
 

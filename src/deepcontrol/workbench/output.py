@@ -103,11 +103,12 @@ def remove_tree(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Flush a file or a folder to the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with _explained(path):
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager

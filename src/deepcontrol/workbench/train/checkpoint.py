@@ -16,9 +16,9 @@ names than those they were trained with.
 import hashlib
 import json
 import pickle  # only for its error class
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -69,27 +69,28 @@ def save_last(run: Path, checkpoint: Checkpoint, last_is_intact: bool = False) -
     A damaged `last` must not replace an intact `previous`. It is verified unless the caller knows
     that it is intact.
     """
-    new = _write_beside(run / LAST, checkpoint)
-    _drop_link(run / LAST)
-    if (run / LAST).exists() and not last_is_intact and not is_intact(run / LAST):
-        remove_tree(run / LAST)
-    if (run / LAST).exists():
-        _remove(run / PREVIOUS)
-        (run / LAST).rename(run / PREVIOUS)  # `previous` is now the intact one
-    new.rename(run / LAST)
-    sync(run)
+    with _written_beside(run / LAST, checkpoint) as new:
+        _drop_link(run / LAST)
+        if (run / LAST).exists() and not last_is_intact and not is_intact(run / LAST):
+            remove_tree(run / LAST)
+        if (run / LAST).exists():
+            remove_tree(run / PREVIOUS)
+            (run / LAST).rename(run / PREVIOUS)  # `previous` is now the intact one
+        new.rename(run / LAST)
+        sync(run)
 
 
 def save_best(run: Path, checkpoint: Checkpoint) -> None:
     """Save as `best`, replacing the former one."""
-    new, old = _write_beside(run / BEST, checkpoint), _replaced(run / BEST)
-    _remove(old)
-    _drop_link(run / BEST)
-    if (run / BEST).exists():
-        (run / BEST).rename(old)
-    new.rename(run / BEST)
-    sync(run)
-    _remove(old)
+    with _written_beside(run / BEST, checkpoint) as new:
+        old = _replaced(run / BEST)
+        remove_tree(old)
+        _drop_link(run / BEST)
+        if (run / BEST).exists():
+            (run / BEST).rename(old)
+        new.rename(run / BEST)
+        sync(run)
+        remove_tree(old)
 
 
 def find(run: Path, name: str) -> Path:
@@ -214,24 +215,21 @@ def _drop_link(folder: Path) -> None:
         folder.unlink()
 
 
-def _remove(folder: Path) -> None:
-    """Remove a replaced checkpoint, as far as the file system lets it."""
-    with suppress(OSError):
-        remove_tree(folder)
-
-
-def _write_beside(folder: Path, checkpoint: Checkpoint) -> Path:
+@contextmanager
+def _written_beside(folder: Path, checkpoint: Checkpoint) -> Iterator[Path]:
+    """Write a checkpoint under a temporary name, for the block to rename."""
     new = folder.with_name(f".{folder.name}.new")
     try:
         remove_tree(new)
         _write(new, checkpoint)
+        yield new
     except (OSError, RuntimeError, SafetensorError) as error:  # torch wraps OSErrors
-        _remove(new)  # frees the space
+        with suppress(OSError):
+            remove_tree(new)  # frees the space
         raise CheckpointError(
             f"cannot write {folder} ({_system_error(error)}); it needs about "
             f"{checkpoint.nbytes:,} bytes. Earlier checkpoints are unchanged."
         ) from error
-    return new
 
 
 def _system_error(error: BaseException | None) -> str:
