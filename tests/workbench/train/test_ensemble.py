@@ -299,6 +299,7 @@ def test_occupied_folders_are_refused(tmp_path: Path, cifar: Path) -> None:
     ):
         train_ensemble(runs, QUIET)
     assert not (runs[0].out / runfolder.CONFIG).exists()
+    (runs[2].out / runlock.LOCK).unlink()
 
     assert train_ensemble(runs[:1], QUIET) == 0
     before = (runs[0].out / runfolder.METRICS).read_bytes()
