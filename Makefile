@@ -5,11 +5,12 @@ READY := .venv/.ready
 ZOO := .venv-zoo/bin
 ZOO_READY := .venv-zoo/.ready
 
-.PHONY: help setup demo test check format test-gpu test-ray test-zoo zoo bench docs readme lock lock-zoo
+.PHONY: help setup demo test test-faults check format test-gpu test-ray test-zoo zoo bench docs readme lock lock-zoo
 
 help:
 	@echo "make demo      test the paper's main claims on a small scale and write a page (under 5 minutes on 2 CPU cores)"
 	@echo "make test      run the tests on the CPU"
+	@echo "make test-faults  try thousands of faults against run and study folders, and print a table (about 5 minutes)"
 	@echo "make check     check formatting, lint and types"
 	@echo "make format    format the code and fix lint errors"
 	@echo "make docs      build the documentation into site/ and check its links"
@@ -35,6 +36,9 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 -q
+
+test-faults: $(READY)
+	$(BIN)/python -m tests.faults.campaign --seed 0 --count 1000 --kills 20
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -78,6 +82,7 @@ bench: $(READY)
 
 # From results/camvid and benchmarks/results. The tests fail if the files are out of date.
 readme: $(READY)
+	$(BIN)/python results/checksums.py
 	$(BIN)/python results/performance.py
 	$(BIN)/python results/figure.py
 	$(BIN)/python results/readme.py

@@ -20,7 +20,8 @@ from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Batches, open_source, prepare
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.runfolder import METRICS, read_records
+from deepcontrol.workbench.records import read_records
+from deepcontrol.workbench.runfolder import METRICS
 from deepcontrol.workbench.train.config import load_config
 from deepcontrol.workbench.train.evaluate import evaluating, predict
 

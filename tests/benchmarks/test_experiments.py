@@ -18,7 +18,8 @@ from deepcontrol.workbench.bench.results import Row, read_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import open_source, prepare
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
-from deepcontrol.workbench.runfolder import METRICS, read_records
+from deepcontrol.workbench.records import read_records
+from deepcontrol.workbench.runfolder import METRICS
 from tests.noise import make_camvid, make_cifar
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"

@@ -1,151 +1,25 @@
-"""Run folders: records, lock, links, and a reader for folders in any state."""
+"""Run folders: a reader for folders in any state."""
 
 import json
-import multiprocessing
 import os
-import subprocess
-import sys
-import time
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
 from deepcontrol.workbench import runfolder
-from deepcontrol.workbench.runfolder import RunInUseError, lock, read_config, read_run, read_runs
+from deepcontrol.workbench.records import append_record
+from deepcontrol.workbench.runfolder import read_config, read_run, read_runs
 from tests.workbench.report.conftest import make_run
-
-# Records
-
-
-def test_truncate_drops_later_records_and_a_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    for epoch in range(5):
-        runfolder.append_record(path, {"epoch": epoch})
-    path.write_text(path.read_text() + '{"epoch": 5')
-    runfolder.truncate_records(path, 3)
-    assert [line["epoch"] for line in runfolder.read_records(path)] == [0, 1, 2, 3]
-
-
-def test_truncate_drops_only_unreadable_lines(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"epoch": epoch}) for epoch in range(4)]
-    lines[1:2] = ["{torn", "5", '{"other": 1}', "[" * 100_000]
-    path.write_bytes("\n".join(lines).encode() + b"\n\xff\n")
-    runfolder.truncate_records(path, 3)
-    assert [line["epoch"] for line in runfolder.read_records(path)] == [0, 2, 3]
-
-
-def test_last_epoch(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert runfolder.last_epoch(path) == -1
-    path.write_text('{"epoch": 0}\n{"epoch": 1}\n{"epoch": "7"}\n{"epoch": 2}')
-    assert runfolder.last_epoch(path) == 1
 
 
 def test_diverged_record(tmp_path: Path) -> None:
     assert runfolder.read_diverged(tmp_path) is None
     runfolder.write_diverged(tmp_path, 3, None, "not finite")
     assert runfolder.read_diverged(tmp_path) == 3
-
-
-def write_often(path: Path, text: str, ready: Barrier) -> None:
-    ready.wait()
-    for _ in range(500):
-        runfolder.write_atomic(path, text)
-
-
-def test_two_processes_write_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "study.json"
-    context = multiprocessing.get_context("spawn")
-    ready = context.Barrier(2)
-    processes = [context.Process(target=write_often, args=(path, t * 99, ready)) for t in "ab"]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert path.read_text() in ("a" * 99, "b" * 99)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_nothing_is_written_through_links(tmp_path: Path) -> None:
-    run, precious = tmp_path / "run", tmp_path / "precious"
-    run.mkdir()
-    precious.write_text("mine\n")
-    for name in ("lock", ".config.json.new", "metrics.jsonl"):
-        (run / name).symlink_to(precious)
-    with pytest.raises(OSError, match="lock"), lock(run):
-        pass
-    runfolder.write_atomic(run / "config.json", "{}")
-    with pytest.raises(OSError, match="metrics"):
-        runfolder.append_record(run / "metrics.jsonl", {"epoch": 1})
-    assert precious.read_text() == "mine\n"
-    assert (run / "config.json").read_text() == "{}"
-
-
-# Lock
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from deepcontrol.workbench.runfolder import RunInUseError, lock
-try:
-    with lock(Path(sys.argv[1])):
-        print("mine", flush=True)
-        time.sleep(float(sys.argv[2]))
-except RunInUseError as error:
-    print("refused", error, flush=True)
-"""
-
-
-def start(run: Path, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HOLD, str(run), str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
-
-
-def test_only_one_of_many_processes_gets_the_lock(tmp_path: Path) -> None:
-    processes = [start(tmp_path / "run", 8.0) for _ in range(4)]
-    first_words = sorted(process.stdout.readline().split()[0] for process in processes)  # type: ignore[union-attr]
-    for process in processes:
-        end(process)
-    assert first_words == ["mine", "refused", "refused", "refused"]
-
-
-def test_lock_names_its_holder_and_a_killed_process_releases_it(tmp_path: Path) -> None:
-    process = start(tmp_path, 60.0)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "mine\n"
-    with (
-        pytest.raises(RunInUseError, match=f"in use by process {process.pid} on"),
-        lock(tmp_path),
-    ):
-        pass
-    end(process)  # kill -9
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            with lock(tmp_path):
-                break
-        except RunInUseError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-    assert f"process {os.getpid()} " in (tmp_path / "lock").read_text()
-
-
-def test_lock_is_released_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), lock(tmp_path):
-        _ = 1 / 0
-    with lock(tmp_path):
-        pass
-
-
-# Reader
+    path = tmp_path / "diverged.json"
+    path.write_text(path.read_text().replace("3", "2"))
+    with pytest.raises(ValueError, match=r"diverged\.json cannot be read"):
+        runfolder.read_diverged(tmp_path)
 
 
 def test_read_a_complete_run(tmp_path: Path) -> None:
@@ -234,3 +108,65 @@ def test_pictures_behind_links_are_ignored(tmp_path: Path) -> None:
 def test_old_key_names_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"derived": {"colours": [[1, 2, 3]]}}')
     assert read_config(tmp_path)["derived"] == {"colors": [[1, 2, 3]]}
+
+
+def test_damaged_line(tmp_path: Path) -> None:
+    """A changed digit is noticed, wherever it is."""
+    folder = make_run(tmp_path / "x", epochs=0)
+    (folder / "metrics.jsonl").unlink()
+    for epoch in range(3):
+        append_record(folder / "metrics.jsonl", {"epoch": epoch, "val_error": 0.125})
+    assert read_run(folder).damage == []
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[1].replace("0.125", "0.115") + lines[2])
+    run = read_run(folder)
+    assert run.notes == run.damage == ["line 2 of metrics.jsonl cannot be read (wrong checksum)"]
+    assert run.series("val_error") == ([0, 2], [0.125, 0.125])
+
+
+def test_damaged_configuration(tmp_path: Path) -> None:
+    """The message names the changed value and an intact copy."""
+    folder = tmp_path / "run"
+    (folder / "last").mkdir(parents=True)
+    content = {"config": {"seed": 3, "epochs": 150}, "derived": {"classes": ["sky"]}}
+    for path in (folder / "config.json", folder / "last" / "config.json"):
+        runfolder.write_json(path, content, indent=2)
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"seed": 3', '"seed": 2'))
+    with pytest.raises(
+        ValueError, match=r"is damaged: .* checksum\..*seed 3 -> 2.*cp .*last/config"
+    ):
+        read_config(folder)
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(ValueError, match=r"cannot read .*config.json.*cp .*last/config"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("content", ['{"config": {"epochs": %s}}', '{"epoch": 1, "val_loss": %s}'])
+@pytest.mark.parametrize("number", ["1e400", "-1e999", "9" * 30, "9" * 5000, "Infinity", "[" * 70])
+def test_numbers_out_of_range(tmp_path: Path, content: str, number: str) -> None:
+    """They would become infinite, or too large for any float."""
+    folder = make_run(tmp_path / "x")
+    name = "config.json" if "config" in content else "metrics.jsonl"
+    (folder / name).write_text(content % (number + "]" * number.count("[")) + "\n")
+    runs, errors = read_runs([folder])
+    if name == "config.json":
+        assert "cannot read" in errors[0]
+    elif number != "Infinity":  # older versions wrote it into records
+        assert "line 1 of metrics.jsonl cannot be read" in runs[0].notes
+    for run in runs:
+        assert run.series("val_loss") == ([], [])
+
+
+def test_missing_epochs_of_a_boundless_plan(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "x"))
+    assert run.missing_epochs(2**60) == (
+        f"metrics.jsonl has no error and loss of epoch 1 and {2**60 - 1} more"
+    )
+
+
+def test_a_loop_of_links_is_ignored(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "x")
+    (folder / "samples" / "epoch-0009.png").symlink_to("epoch-0009.png")
+    assert [epoch for epoch, _ in read_run(folder).samples] == [1, 2, 3]

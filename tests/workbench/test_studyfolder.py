@@ -75,6 +75,7 @@ def test_format_1_keeps_its_text(tmp_path: Path) -> None:
 def test_a_value_of_the_wrong_type_is_named(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study")
     content = json.loads((folder / "study.json").read_text())
+    del content["crc"]
     content["claims"][1]["checks"][0]["estimate"] = "0.20 points"
     (folder / "study.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"claims\[1\].checks\[0\].estimate is '0.20 points'"):

@@ -20,6 +20,7 @@ from .data import DataName, open_source
 from .data.inspect import check, contact_sheet
 from .doctor import Doctor, run_doctor
 from .export import Export, run_export
+from .output import replacing
 from .predict import Predict, run_predict
 from .report import Report, run_report
 from .runfolder import CONFIG
@@ -230,7 +231,7 @@ def run_sheet(action: Sheet, console: Console) -> int:
         raise ValueError(f"--count must be at least 1, got {action.count}")
     source = open_source(action.data, action.split, action.data_root)
     sheet = contact_sheet(source, action.count, action.size)
-    action.out.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(action.out)
+    with replacing(action.out, inside=action.out.parent) as file:
+        sheet.save(file, "PNG")
     console.print(f"{source.name}: {escape(str(action.out))}", soft_wrap=True)
     return 0

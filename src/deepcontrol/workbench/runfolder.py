@@ -1,175 +1,46 @@
-"""The run folder: file names, atomic writes, JSONL records, the lock, and a reader.
+"""The run folder: file names, and a reader.
 
     config.json       configuration, derived values, versions (written by train/config.py)
-    metrics.jsonl     one record per epoch
+    metrics.jsonl     one record per epoch (records.py)
     layers.jsonl      one record per epoch: statistics of each layer
     diverged.json     present if a step was not finite
     samples/          pictures of validation images, epoch-0010.png
     last/ previous/ best/    checkpoints (train/checkpoint.py)
-    lock              held by the process that trains
+    lock              held by the process that trains (runlock.py)
 
 This module does not import torch, so that `deepcontrol report` starts fast and works on any
-machine. Run folders are untrusted input: the reader skips values of the wrong type with a
-note, takes no path from a file's content, and neither reads nor writes through symbolic links that
-lead out of the folder.
+machine. Run folders are untrusted input: the reader skips values of the wrong type and lines with a
+wrong checksum with a note, takes no path from a file's content, and shows no picture behind a
+symbolic link that leads out of the folder.
 """
 
-import fcntl
-import json
+import itertools
 import math
 import os
 import re
-import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+from .json_files import ChecksumError, read_json, write_json
+from .records import Row, epoch_of, scan_records
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 LAYERS = "layers.jsonl"
 DIVERGED = "diverged.json"
 SAMPLES = "samples"
-LOCK = "lock"
 LAST, PREVIOUS, BEST = "last", "previous", "best"
-
-Row = dict[str, Any]
-
-
-# Writing
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file: write a temporary file next to it, sync it, rename it.
-
-    A crash at any moment leaves either the old text or the new one.
-    """
-    temporary = path.with_name(f".{path.name}.new")
-    with _folder_lock(path.parent):
-        temporary.unlink(missing_ok=True)
-        _write(temporary, os.O_EXCL, text)
-        temporary.replace(path)
-
-
-def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one JSON line and sync it to the disk."""
-    _write(path, os.O_APPEND, json.dumps(record) + "\n")
-
-
-def truncate_records(path: Path, epoch: int) -> None:
-    """Drop the records after `epoch`. A run resumed from there writes them again."""
-    if path.exists():
-        write_atomic(path, "".join(line for line, of in _complete_lines(path) if of <= epoch))
-
-
-def last_epoch(path: Path) -> int:
-    """Return the last epoch that has a record, or -1."""
-    return max((epoch for _, epoch in _complete_lines(path)), default=-1) if path.exists() else -1
-
-
-def read_records(path: Path) -> list[Row]:
-    """Return all records of a file that this process wrote."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def write_diverged(run: Path, epoch: int, step: int | None, fault: str) -> None:
     """Record that a run diverged, in a step or, without one, after the epoch."""
-    about = {"epoch": epoch, "step": step, "fault": fault}
-    write_atomic(run / DIVERGED, json.dumps(about) + "\n")
+    write_json(run / DIVERGED, {"epoch": epoch, "step": step, "fault": fault}, indent=1)
 
 
 def sample_path(run: Path, epoch: int) -> Path:
     """Return the path of the sample picture of an epoch."""
     return run / SAMPLES / f"epoch-{epoch:04}.png"
-
-
-def _complete_lines(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the complete lines and their epochs. A killed process leaves its last line torn."""
-    for line in path.read_text(errors="replace").splitlines(keepends=True):
-        try:
-            epoch = json.loads(line)["epoch"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        if line.endswith("\n") and type(epoch) is int:
-            yield line, epoch
-
-
-@contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Serialize writers. Unlike a run folder, a study folder may have several."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _write(path: Path, flags: int, text: str) -> None:
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flags, 0o666)
-        with open(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(handle)
-    except OSError as error:
-        raise OSError(
-            f"cannot write {path} ({error.strerror}); it needs {len(text)} more bytes. "
-            "The checkpoints are unchanged."
-        ) from error
-
-
-# The lock
-
-
-class RunInUseError(OSError):
-    """Another process is training in this run folder."""
-
-
-@contextmanager
-def lock(run: Path) -> Iterator[None]:
-    """Hold the run folder's lock while the block runs.
-
-    The kernel releases the lock when its process ends, however it ends, so there are no stale
-    locks. The text of the lock file names the holder.
-
-    Raises:
-        RunInUseError: Another process holds the lock.
-    """
-    run.mkdir(parents=True, exist_ok=True)
-    # Truncated only once the lock is held, because the text names the holder.
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    with open(os.open(run / LOCK, flags, 0o666), "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise RunInUseError(
-                f"{run} is in use by {holder}; wait for it to finish or choose another --out"
-            ) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        # Closing the file releases the lock. The file stays: were it removed, two processes could
-        # hold locks on two different files of this name.
-        yield
-
-
-def is_locked(run: Path) -> bool:
-    """Return whether a process is training in a run folder."""
-    try:
-        with (run / LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
-# Reading
 
 
 @dataclass(frozen=True)
@@ -185,6 +56,7 @@ class Run:
     samples: list[tuple[int, Path]]  # epoch and picture, by epoch
     diverged: int | None = None  # epoch of the first step that was not finite
     notes: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)  # those of the notes on damaged records
 
     @property
     def is_classification(self) -> bool:
@@ -222,9 +94,12 @@ class Run:
     def missing_epochs(self, epochs: int) -> str:
         """Describe which of epochs 1 to `epochs` lack an error or a loss; "" if none."""
         complete = set(self.series("val_error")[0]).intersection(self.series("val_loss")[0])
-        missing = [epoch for epoch in range(1, epochs + 1) if epoch not in complete]
-        more = f" and {len(missing) - 1} more" * (len(missing) > 1)
-        return f"{METRICS} has no error and loss of epoch {missing[0]}{more}" if missing else ""
+        missing = epochs - sum(1 <= epoch <= epochs for epoch in complete)
+        if missing <= 0:
+            return ""
+        first = next(epoch for epoch in itertools.count(1) if epoch not in complete)
+        more = f" and {missing - 1} more" * (missing > 1)
+        return f"{METRICS} has no error and loss of epoch {first}{more}"
 
 
 def read_run(folder: Path) -> Run:
@@ -235,10 +110,17 @@ def read_run(folder: Path) -> Run:
     """
     content = read_config(folder)
     notes: list[str] = []
-    metrics = _read_by_epoch(folder / METRICS, notes)
-    layers = _read_by_epoch(folder / LAYERS, notes)
+    damage: list[str] = []
+    metrics = _read_by_epoch(folder / METRICS, notes, damage)
+    layers = _read_by_epoch(folder / LAYERS, notes, damage)
     if folder.joinpath(METRICS).exists() and not metrics:
         notes.append("no epoch has finished yet")
+    diverged = None
+    try:
+        diverged = read_diverged(folder)
+    except ValueError as error:
+        damage.append(str(error))
+        notes.append(str(error))
     return Run(
         name=folder.resolve().name,
         config=_as_row(content.get("config")),
@@ -247,8 +129,9 @@ def read_run(folder: Path) -> Run:
         metrics=metrics,
         layers=[row for row in layers if isinstance(row.get("layers"), dict)],
         samples=_find_samples(folder),
-        diverged=read_diverged(folder),
+        diverged=diverged,
         notes=notes,
+        damage=damage,
     )
 
 
@@ -269,16 +152,24 @@ def read_config(folder: Path) -> Row:
     The keys are "config", "derived", "versions", "commit" and "machine".
 
     Raises:
-        ValueError: The folder has no readable config.json.
+        ValueError: The folder has no config.json, or a damaged one. If a checkpoint holds an intact
+            copy, the message names it and the values that differ.
     """
     path = folder / CONFIG
     try:
-        content = json.loads(path.read_text())
+        return parse_config(read_json(path))
     except (FileNotFoundError, NotADirectoryError):
         problem = f"it has no {CONFIG}" if folder.exists() else "no such folder"
         raise ValueError(f"{folder} is not a run folder: {problem}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+    except ChecksumError as error:
+        found = _intact_copy(folder, parse_config(error.content))
+        raise ValueError(f"{path} is damaged: {error}.{found}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error}.{_intact_copy(folder, None)}") from None
+
+
+def parse_config(content: object) -> Row:
+    """Return the content of a configuration file, with the names of the present version."""
     row = _as_row(content)
     derived = row.get("derived")
     if isinstance(derived, dict) and "colours" in derived:  # as older versions spelled it
@@ -286,25 +177,57 @@ def read_config(folder: Path) -> Row:
     return row
 
 
+def _intact_copy(folder: Path, damaged: Row | None) -> str:
+    """Return a sentence about the first checkpoint with a copy of the configuration."""
+    for name in (LAST, PREVIOUS, BEST):
+        copy = folder / name / CONFIG
+        try:
+            intact = parse_config(read_json(copy))
+        except (OSError, ValueError):
+            continue
+        changed = "" if damaged is None else ", ".join(changed_values(damaged, intact))
+        differs = f" Changed since {copy}: {changed}." if changed else ""
+        return f"{differs} To restore it: cp {copy} {folder / CONFIG}"
+    return ""
+
+
+def changed_values(now: Row, before: Row, ignored: Sequence[str] = ()) -> list[str]:
+    """List the settings and derived values that differ: "seed 3 -> 2".
+
+    Args:
+        now: Content of a configuration file.
+        before: Content to compare with. Derived values that it lacks are newer and left out.
+        ignored: Names of settings to leave out.
+    """
+    found = []
+    for part in ("config", "derived"):
+        old, new = _as_row(before.get(part)), _as_row(now.get(part))
+        names = [name for name in old if part == "derived" or name not in ignored]
+        found += [
+            f"{name} {_short(old[name])} -> {_short(new.get(name))}"
+            for name in names
+            if old[name] != new.get(name)
+        ]
+    return found
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
 def read_diverged(folder: Path) -> int | None:
-    """Return the epoch in which a run diverged, or None."""
-    try:
-        return _epoch(_as_row(json.loads((folder / DIVERGED).read_text())))
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def parse_record(line: str) -> tuple[int, Row]:
-    """Return the epoch and the record of a JSON line.
+    """Return the epoch in which a run diverged, or None.
 
     Raises:
-        ValueError: The line is not a record with an epoch.
+        ValueError: diverged.json cannot be read.
     """
     try:
-        row = _as_row(json.loads(line))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return _epoch(row), row
+        return epoch_of(read_json(folder / DIVERGED))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{DIVERGED} cannot be read ({error})") from None
 
 
 def finite_number(value: object) -> float | None:
@@ -314,30 +237,15 @@ def finite_number(value: object) -> float | None:
     return None
 
 
-def _read_by_epoch(path: Path, notes: list[str]) -> list[Row]:
-    """Read one record per epoch. The last one wins: a resumed run repeats epochs."""
+def _read_by_epoch(path: Path, notes: list[str], damage: list[str]) -> list[Row]:
     try:
-        lines = path.read_text(errors="replace").splitlines(keepends=True)
+        found = scan_records(path)
     except OSError:
         notes.append(f"there is no {path.name}")
         return []
-    rows: dict[int, Row] = {}
-    for i, line in enumerate(lines):
-        try:
-            epoch, row = parse_record(line)
-            rows[epoch] = row
-        except ValueError:
-            torn = i == len(lines) - 1 and not line.endswith("\n")
-            problem = "is incomplete" if torn else "cannot be read"
-            notes.append(f"line {i + 1} of {path.name} {problem}")
-    return [rows[epoch] for epoch in sorted(rows)]
-
-
-def _epoch(row: Row) -> int:
-    epoch = row.get("epoch")
-    if type(epoch) is not int or not 0 <= epoch < 10**7:
-        raise ValueError("no epoch")
-    return epoch
+    damage += found.damage
+    notes += [*found.damage, *([found.torn] if found.torn else [])]
+    return found.by_epoch()
 
 
 def _as_row(value: object) -> Row:
@@ -346,12 +254,17 @@ def _as_row(value: object) -> Row:
 
 def _find_samples(folder: Path) -> list[tuple[int, Path]]:
     found = []
-    home = folder.resolve()
     for path in folder.glob(f"{SAMPLES}/epoch-*.*"):  # PNG in a run, JPEG in a packed study
         epoch = re.fullmatch(r"epoch-(\d{1,7})", path.stem)
-        if epoch and path.resolve().is_relative_to(home):
+        if epoch and path.is_file() and is_within(path, folder):
             found.append((int(epoch[1]), path))
     return sorted(found)
+
+
+def is_within(path: Path, folder: Path) -> bool:
+    """Return whether a path, with its links followed, is in a folder."""
+    home = os.path.realpath(folder)  # unlike Path.resolve, it does not raise on a loop of links
+    return Path(os.path.realpath(path)).is_relative_to(home)
 
 
 def _with_unique_names(runs: list[Run]) -> list[Run]:

@@ -14,7 +14,6 @@ its plain name only.
 """
 
 import dataclasses
-import json
 import math
 import types
 import typing
@@ -25,7 +24,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
 
-from .runfolder import Run, read_run, write_atomic
+from .json_files import read_json, write_json
+from .runfolder import Run, is_within, read_run
+from .study_format1 import convert_format_1
 
 STUDY = "study.json"
 RUNS, LOGS, FIGURES = "runs", "logs", "figures"
@@ -281,6 +282,9 @@ class StudyRuns:
         self.errors: dict[str, str] = {}  # for existing folders that cannot be read
         for entry in study.runs:
             run = folder / RUNS / entry.name
+            if not is_within(run, folder):
+                self.errors[entry.name] = "its folder is a link out of the study folder"
+                continue
             try:
                 self.found[entry.name] = read_run(run)
             except ValueError as error:
@@ -302,6 +306,8 @@ class StudyRuns:
         run = self.found.get(entry.name)
         if run is None:
             return self.errors.get(entry.name, "its folder is missing")
+        if run.damage:
+            return run.damage[0]
         return "" if run.diverged is not None else run.missing_epochs(run.epochs_planned or 0)
 
 
@@ -315,7 +321,7 @@ def is_study(folder: Path) -> bool:
 def write_study(folder: Path, study: Study) -> None:
     """Write study.json. Fields that have their default value are left out."""
     content = {"format": FORMAT, **_as_data(study)}
-    write_atomic(folder / STUDY, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_json(folder / STUDY, content, indent=1)
 
 
 def read_study(folder: Path) -> Study:
@@ -343,9 +349,9 @@ def read_outline(folder: Path) -> tuple[Protocol, set[str]] | None:
 
 
 def _read_content(folder: Path) -> dict[str, Any]:
-    content = json.loads((folder / STUDY).read_text())
+    content = read_json(folder / STUDY)
     if content["format"] == 1:
-        return _from_format_1(content)
+        return convert_format_1(content)
     if content["format"] != FORMAT:
         raise ValueError(f"format {content['format']}; expected 1 or {FORMAT}")
     return dict(content)
@@ -432,60 +438,3 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-# Format 1, which stored the numbers as text
-
-
-def _from_format_1(old: dict[str, Any]) -> dict[str, Any]:
-    """Convert study.json of format 1. Its measurements stay text."""
-    protocol = dict(old["protocol"])
-    protocol["lr_scale"] = protocol.pop("rates_times", 1.0)
-    protocol.setdefault("classnet_data", protocol["data"])
-    states = {"elsewhere": "locked", "not asked for": "not selected"}
-    return {
-        "protocol": protocol,
-        "claims": [_claim_of_format_1(claim) for claim in old["claims"]],
-        "grid": [
-            {
-                "batch": cell["batch"],
-                "lr": cell["rate"],
-                "error": _text_measurement("final error", f"batch {cell['batch']}", cell["error"]),
-                "is_best": cell["is_best"],
-            }
-            for cell in old["grid"]
-        ],
-        "figure1": old["panels"],
-        "figure2": old["beside"],
-        "runs": [{**run, "state": states.get(run["state"], run["state"])} for run in old["runs"]],
-        "pictured": old["samples"],
-        "lambda_run": old["layers"],
-        **{name: old[name] for name in ("preset_epochs", "seeds", "note", "command")},
-    }
-
-
-def _claim_of_format_1(old: dict[str, Any]) -> dict[str, Any]:
-    checks = [
-        {
-            "kind": "mean",
-            "measure": check["quantity"].split(":")[0],
-            "verdict": check["verdict"],
-            "text": {name: check[name] for name in ("quantity", "region", "rule", "found")},
-        }
-        for check in old["checks"]
-    ]
-    # Format 1 lists the measurements with the claim, not with the checks.
-    checks[0]["operands"] = [_text_measurement(*value) for value in old["ours"]]
-    return {
-        "id": old["id"],
-        "text": old["says"],
-        "paper": old["paper"],
-        "beyond_paper": old["paper"] in ("not in the paper", "not measured"),
-        "verdict": old["verdict"],
-        "checks": checks,
-        "runs": old["runs"],
-    }
-
-
-def _text_measurement(measure: str, label: str, text: str) -> dict[str, Any]:
-    return {"measure": measure, "arm": label, "label": label, "text": text}

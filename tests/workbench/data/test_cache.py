@@ -122,6 +122,7 @@ def test_damaged_cache_is_rebuilt(camvid_root: Path, tmp_path: Path, damage: str
         file.write_bytes(b"")
     elif damage == "histogram":
         index = json.loads(content)
+        del index["crc"]
         index["histogram"][0] += 1
         file.write_text(json.dumps(index))
     elif damage == "remove":

@@ -27,6 +27,17 @@ def test_invalid_run_folders(run: Path, tmp_path: Path, error_of) -> None:
     assert "has no checkpoint 'last'" in line
 
 
+@pytest.mark.parametrize("link", ["export", "export/segnet.pt2", "export/segnet.pt2.json"])
+def test_links_are_not_followed(link: str, run: Path, tmp_path: Path, error_of) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("mine")
+    (run / link).parent.mkdir(exist_ok=True)
+    (run / link).symlink_to(elsewhere if link == "export" else elsewhere / "precious")
+    assert f"{link} is a symbolic link" in error_of(run, "--to", "exported")
+    assert [(p.name, p.read_text()) for p in elsewhere.iterdir()] == [("precious", "mine")]
+
+
 def test_unknown_target(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["export", str(run), "--to", "tflite"])

@@ -58,6 +58,22 @@ def test_symbolic_link_is_not_followed(
     (run / "predictions").unlink()  # the run is shared
 
 
+@pytest.mark.parametrize("link", ["b-labels.png", "b-overlay.png", "more"])
+def test_links_in_the_output_folder_are_not_followed(
+    link: str, run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A downloaded run folder must not choose a file of this machine to overwrite."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("mine")
+    (run / "predictions").mkdir()
+    target = elsewhere if link == "more" else elsewhere / "precious"
+    (run / "predictions" / link).symlink_to(target)
+    assert main(["predict", str(run), str(images)]) == 1
+    assert f"{link} is a symbolic link" in capsys.readouterr().err
+    assert [(p.name, p.read_text()) for p in elsewhere.iterdir()] == [("precious", "mine")]
+
+
 def test_last_checkpoint(run: Path, images: Path) -> None:
     assert main(["predict", str(run), str(images / "b.png"), "--checkpoint", "last"]) == 0
     assert not pixels(run / "predictions" / "b-labels.png").any()
@@ -184,6 +200,7 @@ def test_invalid_run_folders(
     (run / "last").rename(run / "elsewhere")
     assert "has no checkpoint 'last'" in error_of(run, "--checkpoint", "last")
     content = json.loads((run / "config.json").read_text())
+    content.pop("crc", None)
     for colors in ([[0, 0, 0]], [[0, 0, 256]] * 3, [[0, 0]] * 3, None):
         content["derived"]["colors"] = colors
         (run / "config.json").write_text(json.dumps(content))
@@ -201,6 +218,7 @@ def test_no_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_runs_with_the_old_key_for_colors(run: Path) -> None:
     path = run / "config.json"
     content = json.loads(path.read_text())
+    content.pop("crc", None)
     content["derived"]["colours"] = content["derived"].pop("colors")
     path.write_text(json.dumps(content))
     network = load_network(run, "best", torch.device("cpu"))

@@ -61,7 +61,7 @@ def test_images_with_the_same_output_raise(tmp_path: Path) -> None:
 
 
 def test_dots_in_names_are_kept(tmp_path: Path) -> None:
-    assert Job(Path("v1.2.png"), tmp_path / "v1.2").labels == tmp_path / "v1.2-labels.png"
+    assert Job(Path("v1.2.png"), tmp_path / "v1.2", tmp_path).labels == tmp_path / "v1.2-labels.png"
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])

@@ -34,8 +34,8 @@ def test_png_keeps_line_colors(tmp_path: Path) -> None:
         for i, color in enumerate(COLORS):
             axes.plot([0, 0.1], [i - 20, i - 20], color=color, label=color)
         axes.legend()
-    save_figure(figure, tmp_path / "lines")
-    picture = Image.open(tmp_path / "lines.png")
+    save_figure(figure, tmp_path, "lines")
+    picture = Image.open(tmp_path / "figures" / "lines.png")
     assert picture.mode == "P"  # small
     found = {rgb for _, rgb in picture.convert("RGB").getcolors() or []}
     for color in COLORS:

@@ -1,6 +1,8 @@
 """The page of a study, from made-up runs, for both formats of study.json."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
@@ -21,6 +23,8 @@ from deepcontrol.workbench.studyfolder import (
     Panel,
     Protocol,
     Study,
+    StudyRuns,
+    read_study,
     write_study,
 )
 from tests.workbench.report.conftest import make_run
@@ -237,8 +241,49 @@ def test_unreadable_study_is_one_error_line(
 ) -> None:
     folder = make(tmp_path / "study")
     content = json.loads((folder / "study.json").read_text())
+    content.pop("crc", None)
     (folder / "study.json").write_text(json.dumps({**content, **changes}))
     assert main(["report", str(folder)]) == 1
     said = capsys.readouterr().err
     assert f"cannot read {folder / 'study.json'}" in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "link", ["index.html", "verdicts.md", "figures", "figures/figure1.svg", "figures/figure1.png"]
+)
+def test_links_are_not_followed(
+    link: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, elsewhere = make_study(tmp_path / "study"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("mine")
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(elsewhere if link == "figures" else elsewhere / "precious")
+    assert main(["report", str(folder)]) == 1
+    assert f"{link} is a symbolic link" in capsys.readouterr().err
+    assert [(p.name, p.read_text()) for p in elsewhere.iterdir()] == [("precious", "mine")]
+
+
+def test_runs_behind_links_are_not_shown(tmp_path: Path) -> None:
+    """A downloaded study must not put another run of this machine onto its page."""
+    folder = make_study(tmp_path / "study")
+    (folder / "runs" / "agc-s1").rename(tmp_path / "own")
+    (folder / "runs" / "agc-s1").symlink_to(tmp_path / "own")
+    study = read_study(folder)
+    assert StudyRuns(folder, study).errors == {
+        "agc-s1": "its folder is a link out of the study folder"
+    }
+
+
+def test_full_disk_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_study(tmp_path / "study")
+    assert main(["report", str(folder)]) == 0
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert main(["report", str(folder)]) == 1
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before

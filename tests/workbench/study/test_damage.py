@@ -11,6 +11,7 @@ import pytest
 
 from deepcontrol.workbench.bench.results import read_rows, write_rows
 from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.records import format_record, read_records
 from deepcontrol.workbench.study import command
 from deepcontrol.workbench.studyfolder import read_study
 from tests.workbench.study.tiny import TINY, reproduce
@@ -33,7 +34,9 @@ def out(finished: Path, tmp_path: Path) -> Path:
 
 
 def study(folder: Path) -> Any:
-    return json.loads((folder / "study.json").read_text())
+    content = json.loads((folder / "study.json").read_text())
+    content.pop("crc", None)
+    return content
 
 
 def states(folder: Path) -> dict[str, str]:
@@ -53,16 +56,28 @@ def add(text: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(path.read_text() + text)
 
 
+def without(path: Path, key: str) -> None:
+    rows = [{k: v for k, v in row.items() if k != key} for row in read_records(path)]
+    path.write_text("".join(map(format_record, rows)))
+
+
+def changed_digit(text: str) -> str:
+    """Change the first decimal of the last line."""
+    *before, last = text.splitlines(keepends=True)
+    at = last.index("0.") + 2
+    return "".join(before) + last[:at] + str((int(last[at]) + 1) % 10) + last[at + 1 :]
+
+
 DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a missing epoch": ("metrics.jsonl", without_epoch_1, "no error and loss of epoch 1"),
     "no errors": (
         "metrics.jsonl",
-        lambda path: path.write_text(path.read_text().replace("val_error", "error")),
+        lambda path: without(path, "val_error"),
         "metrics.jsonl has no error and loss of epoch 1 and 1 more",
     ),
     "no losses": (
         "metrics.jsonl",
-        lambda path: path.write_text(path.read_text().replace("val_loss", "loss")),
+        lambda path: without(path, "val_loss"),
         "metrics.jsonl has no error and loss of epoch 1 and 1 more",
     ),
     "another kind of configuration": (
@@ -80,8 +95,28 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "a torn configuration": ("config.json", lambda p: p.write_text("{"), "cannot read"),
     "lambda without numbers": (
         "layers.jsonl",
-        add('{"epoch": 2, "layers": {"a": {"mean_scale": 3}}}\n'),
+        add(format_record({"epoch": 2, "layers": {"a": {"mean_scale": 3}}})),
         "the last record of layers.jsonl has no numbers",
+    ),
+    "a changed digit": (
+        "metrics.jsonl",
+        lambda path: path.write_text(changed_digit(path.read_text())),
+        "line 3 of metrics.jsonl cannot be read (wrong checksum)",
+    ),
+    "a changed setting": (
+        "config.json",
+        lambda path: path.write_text(path.read_text().replace('"seed": 0', '"seed": 1')),
+        "config.json is damaged: its content does not match its checksum",
+    ),
+    "lines of another kind": (
+        "metrics.jsonl",
+        add('5\n{"epoch": "4"}\n{"epoch": 3, "val_'),
+        "line 4 of metrics.jsonl cannot be read",
+    ),
+    "an unreadable divergence mark": (
+        "diverged.json",
+        lambda path: path.write_text('{"epoch"'),
+        "diverged.json cannot be read",
     ),
 }
 
@@ -110,8 +145,7 @@ def test_a_damaged_run_does_not_affect_the_others(
 @pytest.mark.parametrize(
     ("file", "do"),
     [
-        ("metrics.jsonl", add('5\n{"epoch": "4"}\n{"epoch": 3, "val_')),
-        ("metrics.jsonl", lambda path: path.write_bytes(path.read_bytes() + b"\xff\xfe\n")),
+        ("metrics.jsonl", add('{"epoch": 3, "val_')),
         ("layers.jsonl", add("{torn")),
         ("samples", lambda path: [p.write_bytes(b"no picture") for p in path.iterdir()]),
     ],
@@ -130,6 +164,23 @@ def test_a_file_instead_of_a_run_folder_fails_alone(out: Path) -> None:
     (out / "runs" / AGC).write_text("")
     assert reproduce(out) == 1
     assert states(out) == {AGC: "failed", BN: "done"}
+
+
+@pytest.mark.parametrize("link", ["runs", "logs", f"runs/{AGC}"])
+def test_links_in_a_study_are_not_followed(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], link: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.rmtree(out / "runs" / AGC)  # it would be trained
+    if link == f"runs/{AGC}":
+        elsewhere.mkdir()
+    else:
+        (out / link).rename(elsewhere)
+    (out / link).symlink_to(elsewhere)
+    before = sorted(elsewhere.rglob("*"))
+    assert reproduce(out) == 1
+    assert f"{link} is a symbolic link" in capsys.readouterr().err
+    assert sorted(elsewhere.rglob("*")) == before
 
 
 def test_a_damaged_run_is_trained_again_after_removal(out: Path) -> None:

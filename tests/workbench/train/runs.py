@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench import runfolder
+from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.cli import main, parse
 from deepcontrol.workbench.train.build import build_data, open_sources
 from deepcontrol.workbench.train.checkpoint import load
@@ -80,7 +80,7 @@ def prepare_data() -> None:
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     """Return the records of metrics.jsonl without timings and memory."""
-    lines = runfolder.read_records(out / runfolder.METRICS)
+    lines = records.read_records(out / runfolder.METRICS)
     return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
 
 

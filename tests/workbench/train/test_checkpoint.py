@@ -15,22 +15,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deepcontrol.workbench import output
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.train import checkpoint as checkpoint_module
 from deepcontrol.workbench.train.checkpoint import (
     Checkpoint,
     CheckpointError,
     CheckpointWriter,
-    Position,
     load,
     load_last,
-    restore,
     save_best,
     save_last,
-    snapshot,
 )
 from deepcontrol.workbench.train.config import load_config
 from deepcontrol.workbench.train.distributed import Group
+from deepcontrol.workbench.train.snapshot import Position, restore, snapshot
 from tests.workbench.train.runs import differences, train_here
 
 SINGLE = Group(torch.device("cpu"))
@@ -84,9 +83,19 @@ def set_in(*keys: Any, value: Any) -> Callable[[dict[Any, Any]], Any]:
         set_in("optimizer", 0, "momentum_buffer", value=torch.zeros(3)),
         set_in("optimizer", 0, "momentum_buffer", value=torch.zeros(2, 3).half()),
         set_in("optimizer", 0, "momentum_buffer", value="a"),
+        # A fused step would write 6 elements into the memory of each of these:
+        set_in("optimizer", 0, "momentum_buffer", value=torch.zeros(())),
+        set_in("optimizer", 0, "momentum_buffer", value=torch.zeros(1)),
+        set_in("optimizer", 0, "momentum_buffer", value=torch.zeros(2, 3, device="meta")),
+        set_in("optimizer", 0, "momentum_buffer", value=torch.zeros(2, 3).to_sparse()),
+        set_in("optimizer", 0, "exp_avg", value=torch.zeros(2, 3)),
+        set_in("optimizer", 0, "momentum_buffer", value=None),  # parameter 1 has one
+        lambda state: {**state, "optimizer": {0: state["optimizer"][0]}},
         set_in("optimizer", 999, value={"momentum_buffer": torch.zeros(3)}),
         set_in("rng", value=[(torch.zeros(3, dtype=torch.uint8), None)]),
         set_in("rng", value=[7]),
+        set_in("rng", value=[(torch.zeros(9, dtype=torch.uint8), None)]),
+        lambda state: {**state, "rng": [(beyond_its_words(state["rng"][0][0]), None)]},
     ],
 )
 def test_invalid_contents_are_refused(change: Callable[[Any], Any]) -> None:
@@ -95,6 +104,66 @@ def test_invalid_contents_are_refused(change: Callable[[Any], Any]) -> None:
     tampered = Checkpoint(taken.model, change(copy.deepcopy(taken.state)))
     with pytest.raises(CheckpointError):
         restore(tampered, model, optimizer, SINGLE)
+
+
+def beyond_its_words(state: Tensor) -> Tensor:
+    """A state that torch accepts, and with which it reads behind the generator's 624 words."""
+    state = state.clone()
+    state[8:12] = torch.tensor([624], dtype=torch.int32).view(torch.uint8)
+    state[16:24] = torch.tensor([624]).view(torch.uint8)
+    return state
+
+
+def test_momentum_is_copied_into_memory_of_its_own() -> None:
+    """Whatever the strides of the file's tensor, a fused step writes into a dense one."""
+    model, optimizer = trained()
+    taken = snapshot(model, optimizer, Position(), SINGLE)
+    wide = torch.arange(2.0).view(2, 1).expand(2, 3)  # two elements in memory
+    taken.state["optimizer"][0]["momentum_buffer"] = wide
+    restore(taken, model, optimizer, SINGLE)
+    weight = next(model.parameters())
+    restored = optimizer.state[weight]["momentum_buffer"]
+    assert torch.equal(restored, wide)
+    assert restored.stride() == weight.stride()
+    assert restored.untyped_storage().nbytes() == weight.untyped_storage().nbytes()
+    optimizer.step()
+    assert wide.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_momentum_has_the_strides_of_a_channels_last_filter() -> None:
+    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    optimizer = sgd(model.parameters(), 0.1, 0.9)
+    model(torch.randn(1, 3, 5, 5)).sum().backward()
+    optimizer.step()
+    taken = snapshot(model, optimizer, Position(), SINGLE)
+    before = taken.state["optimizer"][0]["momentum_buffer"]
+    taken.state["optimizer"][0]["momentum_buffer"] = before.contiguous()
+    restore(taken, model, optimizer, SINGLE)
+    restored = optimizer.state[model.weight]["momentum_buffer"]
+    assert restored.stride() == model.weight.stride() != before.contiguous().stride()
+    assert torch.equal(restored, before)
+
+
+def test_weights_of_another_dtype_are_refused() -> None:
+    model, optimizer = trained()
+    taken = snapshot(model, optimizer, Position(), SINGLE)
+    other = {name: value.double() for name, value in taken.model.items()}
+    with pytest.raises(CheckpointError, match=r"weight: expected shape \(2, 3\) and torch.float32"):
+        restore(Checkpoint(other, taken.state), model, optimizer, SINGLE)
+
+
+def test_links_in_the_place_of_checkpoints_are_removed(tmp_path: Path) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    run.mkdir()
+    save_last(tmp_path, example(1))
+    (tmp_path / "last").rename(outside)
+    for name in ("last", "previous", "best", ".last.new", ".best.old"):
+        (run / name).symlink_to(outside)
+    save_last(run, example(2))
+    save_best(run, example(2))
+    assert sorted(p.name for p in run.iterdir()) == ["best", "last", "previous"]
+    assert_same(load(run / "last"), example(2))
+    assert_same(load(outside), example(1))
 
 
 def test_run_folder_with_old_key_names_resumes(whole: Path, run: Path) -> None:
@@ -106,6 +175,7 @@ def test_run_folder_with_old_key_names_resumes(whole: Path, run: Path) -> None:
     shutil.rmtree(run / "last")
     save_last(run, Checkpoint(saved.model, state))
     content = json.loads((run / "config.json").read_text())
+    del content["crc"]
     colors = content["derived"]["colors"]
     content["derived"]["colours"] = content["derived"].pop("colors")
     (run / "config.json").write_text(json.dumps(content))
@@ -133,6 +203,15 @@ def assert_same(a: Checkpoint, b: Checkpoint) -> None:
     assert all(torch.equal(a.model[k], b.model[k]) for k in a.model)
     assert a.state["epoch"] == b.state["epoch"]
     assert torch.equal(a.state["rng"], b.state["rng"])
+
+
+def write_digest(folder: Path) -> None:
+    """Make the digest of a changed checkpoint right, as an attacker would."""
+    files = (p for p in folder.iterdir() if p.name != "digest.json")
+    about = {
+        p.name: {"bytes": p.stat().st_size, "sha256": checkpoint_module._sha256(p)} for p in files
+    }
+    (folder / "digest.json").write_bytes(checkpoint_module._digest_text(about))
 
 
 def damage_model(folder: Path) -> None:
@@ -175,7 +254,7 @@ def test_damaged_last_is_skipped(tmp_path: Path) -> None:
     lines: list[str] = []
     found = load_last(tmp_path, lines.append)
     assert found is not None
-    assert_same(found, example(1))
+    assert_same(found[1], example(1))
     assert "skipping a damaged checkpoint" in lines[0]
     assert "model.safetensors has" in lines[0]
     (tmp_path / "previous" / "state.pt").unlink()
@@ -183,7 +262,7 @@ def test_damaged_last_is_skipped(tmp_path: Path) -> None:
         load_last(tmp_path, lines.append)
 
 
-@pytest.mark.parametrize("failing", ["mkdir", "save_file", "torch.save", "write_bytes", "fsync"])
+@pytest.mark.parametrize("failing", ["mkdir", "write_atomic", "torch.save", "fsync"])
 def test_full_disk_leaves_the_old_checkpoint(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,10 +273,9 @@ def test_full_disk_leaves_the_old_checkpoint(
 
     targets = {
         "mkdir": (Path, "mkdir"),
-        "save_file": (checkpoint_module, "save_file"),
+        "write_atomic": (checkpoint_module, "write_atomic"),
         "torch.save": (torch, "save"),
-        "write_bytes": (Path, "write_bytes"),
-        "fsync": (checkpoint_module.os, "fsync"),
+        "fsync": (output.os, "fsync"),
     }
     with monkeypatch.context() as patch:
         patch.setattr(*targets[failing], full)
@@ -205,7 +283,7 @@ def test_full_disk_leaves_the_old_checkpoint(
             save_last(tmp_path, example(2))
     found = load_last(tmp_path, print)
     assert found is not None
-    assert_same(found, example(1))
+    assert_same(found[1], example(1))
     save_last(tmp_path, example(3))  # works once there is space
     assert_same(load(tmp_path / "last"), example(3))
 
@@ -241,7 +319,7 @@ def test_damaged_last_never_replaces_an_intact_previous(
             save_last(tmp_path, example(3))
     found = load_last(tmp_path, print)
     assert found is not None
-    assert_same(found, example(1))
+    assert_same(found[1], example(1))
     save_last(tmp_path, example(4))
     assert_same(load(tmp_path / "previous"), example(1))
     assert_same(load(tmp_path / "last"), example(4))
@@ -267,7 +345,7 @@ def test_last_survives_a_kill_between_the_renames(
             save_last(tmp_path, example(3))
     found = load_last(tmp_path, print)
     assert found is not None
-    assert_same(found, example(2))
+    assert_same(found[1], example(2))
 
 
 def test_best_survives_a_kill_between_the_renames(tmp_path: Path) -> None:
@@ -282,11 +360,7 @@ def test_other_classes_are_not_unpickled(tmp_path: Path) -> None:
     save_last(tmp_path, example(1))
     folder = tmp_path / "last"
     torch.save({"path": Path("/")}, folder / "state.pt")  # not on torch's list of safe classes
-    content = {n: (folder / n).read_bytes() for n in ("model.safetensors", "state.pt")}
-    written = {
-        n: {"bytes": len(c), "sha256": checkpoint_module._sha256(c)} for n, c in content.items()
-    }
-    (folder / "digest.json").write_bytes(checkpoint_module._digest_text(written))
+    write_digest(folder)
     with pytest.raises(CheckpointError, match="more than tensors"):
         load(folder)
 

@@ -27,6 +27,7 @@ def saved(run: Path, **changes: Any) -> Path:
     run.mkdir()
     save_config(replace(CONFIG, out=run), {"lr": 0.5}, {"commit": None})
     content = json.loads((run / "config.json").read_text())
+    del content["crc"]
     content["config"] |= changes
     (run / "config.json").write_text(json.dumps(content))
     return run
@@ -87,9 +88,9 @@ def test_out_is_always_the_folder_itself(run: Path) -> None:
         ({"size": [32, -4]}, r"size cannot be \[32, -4\]"),
         ({"data_root": ["a"]}, r"data_root cannot be \['a'\]"),
         ({"lr": "nan"}, "lr cannot be 'nan'"),
-        ({"lr": float("nan")}, "--lr must be positive, got nan"),
-        ({"lr": 10**400}, "lr is too large"),
-        ({"seed": 2**63}, "--seed must be at most 9223372036854775807, got 9223372036854775808"),
+        ({"lr": float("nan")}, "NaN is not a number of JSON"),
+        ({"lr": 10**400}, "the number 10+... is out of range"),
+        ({"seed": 2**63}, "the number 9223372036854775808 is out of range"),
         ({"momentum": 1.0}, "--momentum must be from 0 to 0.999, got 1.0"),
         ({"color": 1}, "unknown color"),
     ],

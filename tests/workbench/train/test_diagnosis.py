@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench import runfolder
+from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.streets import Streets
 from deepcontrol.workbench.models import SegNet
@@ -98,7 +98,7 @@ def test_nonfinite_evaluation_is_neither_recorded_nor_saved(
     message = capsys.readouterr().err
     assert "after epoch 1 the network's outputs on the validation images are not finite" in message
     assert "there is no checkpoint yet" in message
-    assert [line["epoch"] for line in runfolder.read_records(run / runfolder.METRICS)] == [0]
+    assert [line["epoch"] for line in records.read_records(run / runfolder.METRICS)] == [0]
     diverged = json.loads((run / runfolder.DIVERGED).read_text())
     assert (diverged["epoch"], diverged["step"]) == (1, None)
     assert not (run / "last").exists()

@@ -13,10 +13,10 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from deepcontrol.workbench import runfolder
+from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.data import VOID, Batch
 from deepcontrol.workbench.train.build import Objective, build_data, build_model, open_sources
-from deepcontrol.workbench.train.checkpoint import load, load_weights
+from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.config import load_config
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import evaluate
@@ -24,6 +24,7 @@ from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
 from deepcontrol.workbench.train.run import open_run
+from deepcontrol.workbench.train.snapshot import load_weights
 from tests.processes import WORLD, run_two
 from tests.workbench.train.launched import SHUTDOWN
 from tests.workbench.train.runs import command, differences, metrics, same, tiny
@@ -180,7 +181,7 @@ def test_two_processes_train_like_one_also_after_a_restart(whole: Path, tmp_path
     launch(together)
     assert_close(together, whole)
     layers = [
-        runfolder.read_records(run / runfolder.LAYERS)[0]["layers"] for run in (together, whole)
+        records.read_records(run / runfolder.LAYERS)[0]["layers"] for run in (together, whole)
     ]
     assert layers[0] == layers[1]  # before training, bit for bit: counts are integers
     output = launch(restarted, dies_at=7)

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from deepcontrol.workbench.models.classnet import ClassesAndContour
 from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.train.build import build_data, build_model, open_sources
-from deepcontrol.workbench.train.checkpoint import load, load_weights
+from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import evaluate, forward_in_windows, windows
+from deepcontrol.workbench.train.snapshot import load_weights
 from tests.workbench.train.runs import metrics, tiny, train_here
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from deepcontrol.workbench import cli, runfolder
+from deepcontrol.workbench import cli, output, records, runfolder
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
@@ -71,9 +71,9 @@ def test_checkpoint(
 def test_metrics(whole: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train_here(run, epochs=1)
     with monkeypatch.context() as patch:
-        patch.setattr(runfolder.os, "fsync", full)
+        patch.setattr(output.os, "fsync", full)
         with pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl"):
-            runfolder.append_record(run / runfolder.METRICS, {"epoch": 2})
+            records.append_record(run / runfolder.METRICS, {"epoch": 2})
     train_here(run)  # drops the incomplete line
     assert differences(run, whole) == []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deepcontrol.workbench import runfolder
+from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import run as run_module
@@ -55,7 +55,7 @@ def test_contents_of_the_run_folder(whole: Path) -> None:
     run, lines = whole, metrics(whole)
     assert [line["epoch"] for line in lines] == [0, 1, 2, 3]
     assert [line["step"] for line in lines] == [0, 4, 8, STEPS]
-    assert [line["epoch"] for line in runfolder.read_records(run / runfolder.LAYERS)] == [
+    assert [line["epoch"] for line in records.read_records(run / runfolder.LAYERS)] == [
         0,
         1,
         2,

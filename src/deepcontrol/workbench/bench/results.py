@@ -4,6 +4,7 @@ import csv
 import datetime
 import hashlib
 import importlib.metadata
+import io
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from rich import box
 from rich.table import Table
 
 from ..hardware import hardware
+from ..output import open_append, replacing, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,20 +123,17 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows as CSV. The file is replaced atomically."""
     found = dict.fromkeys(key for row in rows for key in row)
     columns = [c for c in found if c not in PROVENANCE] + [c for c in PROVENANCE if c in found]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".part")
-    with unfinished.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    unfinished.replace(path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomic(path, text.getvalue(), inside=path.parent)
 
 
 def append_row(path: Path, row: Mapping[str, object]) -> None:
     """Append a row to a CSV file, so that several processes can share it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
-    with path.open("a", newline="") as file:
+    with open_append(path, inside=path.parent) as file:
         writer = csv.DictWriter(file, row, lineterminator="\n")
         if is_new:
             writer.writeheader()
@@ -319,8 +318,8 @@ def draw_chart(rows: Sequence[Row], path: Path) -> bool:
     ]
     handles = [Patch(color=ENGINE_COLORS[engine], label=ENGINE_NAMES[engine]) for engine in engines]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(engines), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with replacing(path, inside=path.parent) as file:
+        figure.savefig(file, format=path.suffix.removeprefix(".") or "png", dpi=120)
     return True
 
 

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import zlib
@@ -21,6 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..json_files import read_json, write_json
+from ..output import open_append, sync
 from .sample import Palette, ReadsAll, Size, Source, Task
 
 FORMAT = 1  # part of the folder name; increase it when the stored content changes
@@ -128,12 +129,12 @@ def _build(
             "crc32": {name: _checksum(array) for name, array in arrays.items()}
             | {"histogram": _checksum(histogram)},
         }
-        (temporary / "index.json").write_text(json.dumps(index, indent=2))
+        write_json(temporary / "index.json", index, indent=2)
         del arrays  # closes the files
         for file in (*temporary.iterdir(), temporary):
-            _sync(file)
+            sync(file)  # the rename must not become durable before the content
         temporary.rename(place)
-        _sync(place.parent)
+        sync(place.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -193,7 +194,7 @@ def _explain_full_disk(folder: Path, source: Source, needed: int) -> Iterator[No
 
 def _is_valid(place: Path, task: Task) -> bool:
     try:
-        index = json.loads((place / "index.json").read_text())
+        index = read_json(place / "index.json")
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS[task]}
         arrays["histogram"] = np.array(index["histogram"], np.int64)
         return index["crc32"] == {name: _checksum(array) for name, array in arrays.items()}
@@ -202,7 +203,7 @@ def _is_valid(place: Path, task: Task) -> bool:
 
 
 def _open(place: Path, source: Source) -> Cache:
-    index = json.loads((place / "index.json").read_text())
+    index = read_json(place / "index.json")
     # Copy-on-write: torch.from_numpy warns about read-only arrays. Nothing writes to these.
     names = _ARRAYS[source.task]
     arrays = {name: np.load(place / f"{name}.npy", mmap_mode="c") for name in names}
@@ -219,15 +220,6 @@ def _open(place: Path, source: Source) -> Cache:
     )
 
 
-def _sync(path: Path) -> None:
-    """Flush to disk, so that the rename cannot become durable before the content."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _checksum(array: NDArray) -> int:
     value = 0
     for sample in array:
@@ -237,6 +229,6 @@ def _checksum(array: NDArray) -> int:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
+    with open_append(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

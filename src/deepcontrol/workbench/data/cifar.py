@@ -13,13 +13,13 @@ There is no validation set. Split "val" is the test set, on which the literature
 Source: https://www.cs.toronto.edu/~kriz/cifar.html
 """
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from ..json_files import read_json
 from .decoded import Arrays, DecodedFiles, check_labels, check_split
 from .files import native_size, open_image
 from .sample import DataError
@@ -182,7 +182,7 @@ def _read_sheets(sheets: Sequence[Path], labels: Path) -> Arrays:
 
 def _read_json(path: Path, count: int) -> np.ndarray:
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
     except FileNotFoundError:
         raise DataError(path, "no such file") from None
     except ValueError as error:  # also UnicodeDecodeError

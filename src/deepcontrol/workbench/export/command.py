@@ -16,8 +16,8 @@ from ... import __version__
 from ...convert import calibrate, fold
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..models import is_agc
+from ..output import check_writable, move_file, write_atomic
 from ..predict import Network, load_network
-from ..runfolder import write_atomic
 from ..sizes import Size
 from ..train.config import Train, load_config
 from .check import (
@@ -114,14 +114,17 @@ def run_export(command: Export, console: Console) -> int:
             f"network accepts only {sizes}: export without --int8"
         )
     out = command.out or command.run / "export" / f"{_name(command, config)}{target.suffix}"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    inside = out.parent if command.out else command.run
+    description_path = out.with_name(f"{out.name}.json")
+    for path in (out, description_path):
+        check_writable(path, inside)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as folder:
         file = Path(folder) / f"model{target.suffix}"
         images = RunImages(config, command.data_root)
         comparison, accuracies = _write(
             command, network, sizes, output_names(config.model), images, file
         )
-        file.replace(out)
+        move_file(file, out, inside)
     description = describe(out.name, command.to, config.model, network, sizes, comparison) | {
         "checkpoint": command.checkpoint,
         "folded": is_agc(network.norm) and (command.fold or command.fixed_means),
@@ -133,7 +136,8 @@ def run_export(command: Export, console: Console) -> int:
     # A file with a fixed size has no choice of windows, and fixed means do not depend on them.
     window = None if command.fixed_means or sizes.fixed is not None else network.window
     description["input"]["window"] = None if window is None else list(window)
-    write_atomic(out.with_name(f"{out.name}.json"), json.dumps(description, indent=2) + "\n")
+    text = json.dumps(description, indent=2, allow_nan=False) + "\n"
+    write_atomic(description_path, text, inside)
     _print(console, description, out, comparison, accuracies)
     return 0
 

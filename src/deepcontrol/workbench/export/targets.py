@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from ..models import ClassNet
+from ..output import write_atomic
 from ..sizes import Size
 
 INPUT = "images"
@@ -261,7 +262,7 @@ def write_exported(program: ExportedProgram, path: Path, outputs: Sequence[str])
     file = io.BytesIO()  # torch.export.save to a path kills the process on a full disk
     with ignore_torch_warnings():
         torch.export.save(program, file)
-    path.write_bytes(file.getbuffer())
+    write_atomic(path, file.getvalue())
 
 
 def run_exported(path: Path) -> Runner:
@@ -283,7 +284,7 @@ def write_executorch(program: ExportedProgram, path: Path, outputs: Sequence[str
         from executorch.exir import to_edge_transform_and_lower
 
         lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-        path.write_bytes(lowered.to_executorch().buffer)
+        write_atomic(path, lowered.to_executorch().buffer)
 
 
 def run_executorch(path: Path) -> Runner:

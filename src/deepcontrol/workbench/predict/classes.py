@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ..data.batches import normalized
 from ..data.decoded import cover_and_crop
-from ..runfolder import write_atomic
+from ..output import write_atomic
 from ..train.build import build_model
-from ..train.checkpoint import find, load, load_weights
+from ..train.checkpoint import load_of_run
 from ..train.config import load_config
+from ..train.snapshot import load_weights
 from .images import ImageFile, images_in
 from .tiling import free_memory
 
@@ -59,7 +60,7 @@ def load_classifier(run: Path, checkpoint: str, device: torch.device) -> Classif
     if not isinstance(names, list) or not names:
         raise ValueError(f"{run / 'config.json'}: expected a list of classes, got {names!r}")
     model = build_model(config, len(names))
-    load_weights(model, load(find(run, checkpoint)).model)
+    load_weights(model, load_of_run(run, checkpoint).model)
     classes = tuple(map(str, names))
     return Classifier(model.eval().to(device), classes, config.image_size, config.in_channels)
 
@@ -91,10 +92,8 @@ def classify(
         table.add_row(escape(str(image)), escape(name), f"{100 * probability:.1f}")
         rows.append([str(image), name, f"{probability:.6f}", *(f"{p:.6f}" for p in probabilities)])
     if rows:
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            out / TABLE, _csv(["image", "class", "probability", *classifier.classes], rows)
-        )
+        header = ["image", "class", "probability", *classifier.classes]
+        write_atomic(out / TABLE, _csv(header, rows), inside=out)
         if not console.is_terminal:
             console.width = 200  # do not wrap lines in a log
         console.print(table)

@@ -18,10 +18,11 @@ from torch import nn
 from ..data.sample import Palette
 from ..sizes import Size
 from ..train.build import build_model
-from ..train.checkpoint import find, load, load_weights
+from ..train.checkpoint import load_of_run
 from ..train.config import load_config
 from ..train.distributed import choose_device
 from ..train.faults import is_out_of_memory
+from ..train.snapshot import load_weights
 from .classes import classify, load_classifier
 from .images import ImageFile, Job, find_jobs, write_outputs
 from .tiling import (
@@ -117,11 +118,10 @@ def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
         ValueError: The folder is not a run folder, has no such checkpoint, or has invalid classes.
     """
     config, derived = load_config(run)
-    folder = find(run, checkpoint)
     try:
         classes, palette = _classes(derived)
         model = build_model(config, len(classes))
-        load_weights(model, load(folder).model)
+        load_weights(model, load_of_run(run, checkpoint).model)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / 'config.json'}: invalid classes and colors: {error}") from error
     trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)

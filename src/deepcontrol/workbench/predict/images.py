@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from ..data import DataError, Size
 from ..data.files import check_eight_bit, open_image
 from ..data.inspect import colored
+from ..output import replacing
 from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -23,10 +24,11 @@ _BAND = 512  # rows of an overlay that are blended at a time
 
 @dataclass(frozen=True)
 class Job:
-    """An image and the path of its outputs, without suffix."""
+    """An image, the path of its outputs without suffix, and the output folder."""
 
     image: Path
     target: Path
+    out: Path
 
     @property
     def labels(self) -> Path:
@@ -55,9 +57,9 @@ def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
                     f"{path} lies in the output folder {out}: choose another folder with --out"
                 )
             found = images_in(path, out)
-            jobs += [Job(p, out / p.relative_to(path).with_suffix("")) for p in found]
+            jobs += [Job(p, out / p.relative_to(path).with_suffix(""), out) for p in found]
         else:
-            jobs.append(Job(path, out / path.stem))
+            jobs.append(Job(path, out / path.stem, out))
     _check_collisions(jobs)
     return jobs
 
@@ -156,12 +158,13 @@ def write_outputs(
     palette: Sequence[tuple[int, int, int]],
 ) -> None:
     """Write the class ids (H, W) as an 8-bit PNG, and the overlay of their colors."""
-    job.target.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(ids).save(job.labels)
+    with replacing(job.labels, inside=job.out) as file:
+        Image.fromarray(ids).save(file, "PNG")
     overlay = np.empty((*ids.shape, 3), np.uint8)
     for top in range(0, len(ids), _BAND):  # blending in floating point needs more memory
         rows = slice(top, min(top + _BAND, len(ids)))
         pixels = image.read((rows.start, rows.stop), (0, ids.shape[1]))
         colors = colored(ids[rows], tuple(palette))
         overlay[rows] = (1 - OVERLAY_ALPHA) * pixels + OVERLAY_ALPHA * colors
-    Image.fromarray(overlay).save(job.overlay)
+    with replacing(job.overlay, inside=job.out) as file:
+        Image.fromarray(overlay).save(file, "PNG")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, BinaryIO
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from ..output import replacing, write_atomic
 from ..runfolder import Run
-from ..studyfolder import Line, Measurement, Panel, Sweep
+from ..studyfolder import FIGURES, Line, Measurement, Panel, Sweep
 from .text import NORM_NAMES
 
 # Style
@@ -74,20 +75,24 @@ def data_uri(figure: Figure) -> str:
     return _as_uri(_svg(figure))
 
 
-def save_figure(figure: Figure, path: Path, shaded: bool = False) -> str:
-    """Save a figure as path.svg and path.png, and return its data URI.
+def save_figure(figure: Figure, out: Path, name: str, shaded: bool = False) -> str:
+    """Save a figure as SVG and PNG in a study's folder of figures; return its data URI.
 
     Args:
+        figure: The figure.
+        out: Folder of the study's page.
+        name: File name without suffix.
         shaded: The figure has smooth shades, as a heat map has, and needs more than 256 colors.
     """
     svg = _svg(figure)
-    path.with_suffix(".svg").write_bytes(svg)
+    write_atomic(out / FIGURES / f"{name}.svg", svg, inside=out)
     figure.set_layout_engine("none")  # already laid out, which takes as long as drawing
-    _save_png(figure, path.with_suffix(".png"), shaded)
+    with replacing(out / FIGURES / f"{name}.png", inside=out) as file:
+        _save_png(figure, file, shaded)
     return _as_uri(svg)
 
 
-def _save_png(figure: Figure, path: Path, shaded: bool) -> None:
+def _save_png(figure: Figure, out: BinaryIO, shaded: bool) -> None:
     file = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(file, format="png", dpi=150)
@@ -95,7 +100,7 @@ def _save_png(figure: Figure, path: Path, shaded: bool) -> None:
     if not shaded:  # 256 colors take less than half of the bytes
         # Other methods drop colors of few pixels, such as that of a line in the legend only.
         picture = picture.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    picture.save(path, optimize=True)
+    picture.save(out, "PNG", optimize=True)
 
 
 _PATH = re.compile(rb'<path (id="m\w*" )?d="[^"]*"')  # lines and areas, not glyphs

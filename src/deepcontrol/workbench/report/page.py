@@ -11,9 +11,9 @@ from typing import Any
 
 import jinja2
 
+from ..output import write_atomic
 from ..runfolder import Run
 from ..studyfolder import (
-    FIGURES,
     PAGE,
     VERDICT_TABLE,
     VERDICTS,
@@ -78,10 +78,9 @@ def environment() -> jinja2.Environment:
 
 
 def _render(template: str, folder: Path, **content: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     page = folder / PAGE
     html = environment().get_template(template).render(text=text, **content)
-    page.write_text(html, encoding="utf-8")
+    write_atomic(page, html, inside=folder)
     return page
 
 
@@ -182,11 +181,10 @@ def sample_pictures(run: Run) -> tuple[list[tuple[int, str]], list[str]]:
 
 def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
     """Write index.html, figures/ and verdicts.md of a study; return the page's path."""
-    out.mkdir(parents=True, exist_ok=True)
-    lambdas = write_figures(study, runs, out / FIGURES)
-    sweeps = write_sweeps(study, out / FIGURES)
+    lambdas = write_figures(study, runs, out)
+    sweeps = write_sweeps(study, out)
     errors = final_errors(study, runs)
-    (out / VERDICT_TABLE).write_text(text.verdicts_markdown(study) + "\n", encoding="utf-8")
+    write_atomic(out / VERDICT_TABLE, text.verdicts_markdown(study) + "\n", inside=out)
     return _render(
         "study.html",
         out,
@@ -229,17 +227,16 @@ def draw_panels(
     return found
 
 
-def write_figures(study: Study, runs: StudyRuns, folder: Path) -> dict[str, str]:
+def write_figures(study: Study, runs: StudyRuns, out: Path) -> dict[str, str]:
     """Save the figures as SVG and PNG; return those of lambda as data URIs."""
-    folder.mkdir(exist_ok=True)
     subtitle = text.protocol_text(study)
     if study.figure1:
         ranges = paired_ranges(study.figure1, runs.found)
-        save_figure(draw_figure(study.figure1, runs.found, ranges, subtitle), folder / "figure1")
+        save_figure(draw_figure(study.figure1, runs.found, ranges, subtitle), out, "figure1")
     if study.figure2:
         ranges = own_ranges(study.figure2, runs.found)
         figure = draw_figure(study.figure2, runs.found, ranges, f"SegNet, {subtitle}")
-        save_figure(figure, folder / "figure2")
+        save_figure(figure, out, "figure2")
     drawn = runs.get(study.lambda_run)
     lam = track(drawn, "mean_scale") if drawn else None
     if lam is None:
@@ -248,15 +245,15 @@ def write_figures(study: Study, runs: StudyRuns, folder: Path) -> dict[str, str]
     depth = draw_depth(lam, "lambda", 1.0, *scales)
     multiples = draw_multiples(lam, "lambda", 1.0)
     return {
-        "depth": save_figure(depth, folder / "lambda", shaded=True),
-        "multiples": save_figure(multiples, folder / "lambda-layers"),
+        "depth": save_figure(depth, out, "lambda", shaded=True),
+        "multiples": save_figure(multiples, out, "lambda-layers"),
     }
 
 
-def write_sweeps(study: Study, folder: Path) -> list[tuple[Sweep, str]]:
+def write_sweeps(study: Study, out: Path) -> list[tuple[Sweep, str]]:
     """Save the sweeps' charts as sweep1, sweep2, ...; return each sweep with its data URI."""
     return [
-        (sweep, save_figure(draw_sweep(sweep), folder / f"sweep{i}"))
+        (sweep, save_figure(draw_sweep(sweep), out, f"sweep{i}"))
         for i, sweep in enumerate(study.sweeps, 1)
     ]
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..runfolder import Row, Run, finite_number
+from ..records import Row
+from ..runfolder import Run, finite_number
 from ..studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns, Sweep
 from .text import (
     DATA_NAMES,

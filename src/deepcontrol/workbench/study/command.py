@@ -13,8 +13,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from ..output import make_folder
 from ..report.text import check_found, measurement_line
-from ..studyfolder import FINISHED, LOGS, ClaimResult, State, Study, StudyRuns, read_study
+from ..studyfolder import FINISHED, LOGS, RUNS, ClaimResult, State, Study, StudyRuns, read_study
 from ..train.build import open_sources
 from ..train.interrupts import interrupts
 from ..train.progress import duration
@@ -77,7 +78,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         if preset.sweeps:
             console.print("Further seeds of each best learning rate follow.")
         return 0
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out / RUNS, inside=out)  # raises if a link leads out of the study
     deadline, last_start = (
         math.inf if minutes is None else began + 60 * minutes
         for minutes in (settings.minutes, settings.last_start)

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ..json_files import parse_json
+from ..output import make_folder, open_append
 from ..train.config import Train, from_json, to_json
 from ..train.ensemble import train_ensemble
 from ..train.faults import FaultError
@@ -47,7 +49,7 @@ class Worker:
     """
 
     def __init__(self, log: Path, environment: Mapping[str, str] | None = None) -> None:
-        with log.open("a") as file:
+        with open_append(log) as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "deepcontrol.workbench.study.executors"],
                 stdin=subprocess.PIPE,
@@ -112,8 +114,8 @@ def worker_main() -> int:
     threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
     codes = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     while line := lines.get():
-        run = json.loads(line)
-        with open(run["log"], "a") as log:
+        run = parse_json(line)
+        with open_append(Path(run["log"])) as log:
             sys.stdout.flush()
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(log.fileno(), stream.fileno())
@@ -199,7 +201,7 @@ class Local:
         self.running: dict[tuple[str, ...], tuple[Slot, Worker]] = {}  # by the names of the runs
 
     def __enter__(self) -> "Local":
-        self.logs.mkdir(parents=True, exist_ok=True)
+        make_folder(self.logs, inside=self.logs.parent)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -219,7 +221,7 @@ class Local:
         if worker is None or not worker.is_alive:
             worker = Worker(log, slot.environment)
         for job in jobs[1:]:
-            with (self.logs / f"{job.name}.txt").open("a") as file:
+            with open_append(self.logs / f"{job.name}.txt") as file:
                 print(f"trained at once with {jobs[0].name}: see {log.name}", file=file)
         worker.train([job.config for job in jobs], log)
         self.running[tuple(job.name for job in jobs)] = (slot, worker)
@@ -277,7 +279,7 @@ class StopFlag:
 def ray_task(config: Train, log: Path, flag: Any) -> int:
     """Train a run on a node of the cluster until it ends or the flag is set."""
     ray = load_ray()
-    with log.open("a") as file:
+    with open_append(log) as file:
         print(f"on node {ray.get_runtime_context().get_node_id()}", file=file, flush=True)
     worker = Worker(log)
     worker.train([config], log)
@@ -307,7 +309,7 @@ class OnRay:
         self.running: dict[str, Any] = {}
 
     def __enter__(self) -> "OnRay":
-        self.logs.mkdir(parents=True, exist_ok=True)
+        make_folder(self.logs, inside=self.logs.parent)
         if not self.ray.is_initialized():
             paths = os.pathsep.join(p for p in sys.path if p)
             self.ray.init(log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": paths}})

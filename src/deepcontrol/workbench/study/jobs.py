@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ..models import is_agc
+from ..output import remove_tree
+from ..records import scan_records
 from ..runfolder import (
     BEST,
     LAST,
@@ -19,11 +20,10 @@ from ..runfolder import (
     PREVIOUS,
     Run,
     finite_number,
-    is_locked,
-    parse_record,
     read_diverged,
     read_run,
 )
+from ..runlock import is_locked
 from ..studyfolder import FINISHED, RUNS, State
 from ..train.config import (
     ConfigChangedError,
@@ -127,8 +127,13 @@ def _finished_curves(jobs: Sequence[Job], read_curve: "CurveReader") -> dict[Arm
 
 
 def refuse_changed(jobs: list[Job]) -> None:
-    """Raise ConfigChangedError if an existing run differs from its job."""
+    """Raise an error if an existing run differs from its job, or is a link to another folder."""
     for job in jobs:
+        if job.folder.is_symlink():
+            raise ValueError(
+                f"{job.folder} is a symbolic link, and a study writes to its own folder only; "
+                "replace it by the folder that it names"
+            )
         try:
             existing, _ = load_config(job.folder)
         except (ValueError, OSError):
@@ -169,7 +174,8 @@ def drop_checkpoints(job: Job) -> None:
     """Delete the checkpoints of a finished run. Its metrics are the result."""
     if not is_locked(job.folder):
         for name in (LAST, PREVIOUS, BEST):
-            shutil.rmtree(job.folder / name, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(job.folder / name)
 
 
 def form_ensemble(jobs: Sequence[Job]) -> bool:
@@ -193,6 +199,7 @@ class Progress:
     epoch: int  # last epoch with a record, or -1
     error: float | None  # validation error of that epoch, as a fraction
     diverged: int | None  # epoch
+    damage: str = ""  # the first record that cannot be read
 
     def is_finished(self, config: Train) -> bool:
         return self.diverged is not None or self.epoch >= config.epochs
@@ -200,31 +207,35 @@ class Progress:
 
 def progress(job: Job) -> Progress:
     """Read the last complete record of a run's metrics. Cheap enough for polling."""
-    epoch, error = -1, None
+    epoch, error, diverged, damage = -1, None, None, ""
+    with contextlib.suppress(OSError):
+        found = scan_records(job.folder / METRICS)
+        if found.lines:
+            epoch, error = (
+                found.lines[-1].epoch,
+                finite_number(found.lines[-1].row.get("val_error")),
+            )
+        damage = next(iter(found.damage), "")
     try:
-        lines = (job.folder / METRICS).read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in reversed(lines):
-        try:
-            epoch, row = parse_record(line)
-        except ValueError:  # torn, or being written
-            continue
-        error = finite_number(row.get("val_error"))
-        break
-    return Progress(epoch, error, read_diverged(job.folder))
+        diverged = read_diverged(job.folder)
+    except ValueError as fault:
+        damage = damage or str(fault)
+    return Progress(epoch, error, diverged, damage)
 
 
 def finished_curve(job: Job) -> Curve | None:
     """Read the result of a run, or return None if the run is not finished.
 
     Raises:
-        ValueError: The run is finished but its files are incomplete.
+        ValueError: The run is finished but its files are incomplete, or its records are damaged.
     """
-    if not progress(job).is_finished(job.config):
+    state = progress(job)
+    if not state.is_finished(job.config) and not state.damage:
         return None
     run = read_run(job.folder)
     load_config(job.folder)  # raises if it cannot be read
+    if run.damage:
+        raise ValueError(run.damage[0])
     if not run.metrics:
         raise ValueError(f"{METRICS} has no readable record")
     columns = {}

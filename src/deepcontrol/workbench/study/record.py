@@ -4,9 +4,7 @@ A packed study holds all evidence for its verdicts and is small enough to commit
 folder: judging it again gives the same verdicts, and another machine can continue it.
 """
 
-import json
 import shlex
-import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.results import Row, read_rows, write_rows
+from ..json_files import read_bytes, read_json, write_json
 from ..models import is_agc
+from ..output import make_folder, write_atomic
+from ..records import MAX_FILE_BYTES, format_record
 from ..report.pictures import as_jpeg
 from ..runfolder import (
     CONFIG,
@@ -25,7 +26,6 @@ from ..runfolder import (
     Run,
     finite_number,
     read_run,
-    write_atomic,
 )
 from ..studyfolder import (
     BENCH,
@@ -199,37 +199,37 @@ def pack(settings: Reproduce, queue: Queue, packed: Reproduce) -> None:
         [entry.job for entry in queue.entries.values()], settings.effective_preset
     )
     folder = packed.out
-    folder.mkdir(parents=True, exist_ok=True)
     rows = rows_used(packed.claims, bench_rows(settings), read_rows(folder / BENCH))
     if rows:
         write_rows(folder / BENCH, rows)
     for entry in queue.in_state(*FINISHED):
         name = entry.job.name
-        pack_run(entry.job, folder / RUNS / name, name == lambda_run, name in pictured)
+        pack_run(entry.job, folder, name == lambda_run, name in pictured)
 
 
-def pack_run(job: Job, into: Path, all_lambdas: bool, picture: bool) -> None:
+def pack_run(job: Job, study: Path, all_lambdas: bool, picture: bool) -> None:
     """Copy a run's configuration, metrics and lambda, without paths of this machine."""
+    into = study / RUNS / job.name
     if job.folder.resolve() == into.resolve():
         return
-    into.mkdir(parents=True, exist_ok=True)
-    write_atomic(into / CONFIG, _config_without_paths(job.folder / CONFIG))
-    shutil.copyfile(job.folder / METRICS, into / METRICS)
+    make_folder(into, inside=study)
+    write_json(into / CONFIG, _config_without_paths(job.folder / CONFIG), 1, inside=study)
+    write_atomic(into / METRICS, read_bytes(job.folder / METRICS, MAX_FILE_BYTES), inside=study)
     for name in (DIVERGED, LAYERS):  # remove files of an earlier pack
         (into / name).unlink(missing_ok=True)
     if (job.folder / DIVERGED).exists():
-        shutil.copyfile(job.folder / DIVERGED, into / DIVERGED)
+        write_atomic(into / DIVERGED, read_bytes(job.folder / DIVERGED), inside=study)
     run = read_run(job.folder)
     if is_agc(job.arm.norm) and run.layers:
         *before, last = run.layers
         kept = [row for row in before if all_lambdas and row["epoch"] % LAMBDA_INTERVAL == 0]
-        text = "".join(json.dumps(_lambda_record(row)) + "\n" for row in [*kept, last])
-        write_atomic(into / LAYERS, text)
+        text = "".join(format_record(_lambda_record(row)) for row in [*kept, last])
+        write_atomic(into / LAYERS, text, inside=study)
     if picture:
-        _pack_picture(run, into / SAMPLES)
+        _pack_picture(run, into / SAMPLES, study)
 
 
-def _pack_picture(run: Run, into: Path) -> None:
+def _pack_picture(run: Run, into: Path, study: Path) -> None:
     """Copy the last sample picture as JPEG, if it can be read."""
     for _, picture in run.samples[-1:]:
         packed = picture.suffix == ".jpg"  # encoding it again would lose quality
@@ -237,16 +237,15 @@ def _pack_picture(run: Run, into: Path) -> None:
             content = picture.read_bytes() if packed else as_jpeg(picture)
         except ValueError:
             continue
-        into.mkdir(exist_ok=True)
-        (into / f"{picture.stem}.jpg").write_bytes(content)
+        write_atomic(into / f"{picture.stem}.jpg", content, inside=study)
 
 
-def _config_without_paths(path: Path) -> str:
-    content = json.loads(path.read_text())
+def _config_without_paths(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = read_json(path)
     for name in ("out", "data_root"):
         if content["config"].get(name) is not None:
             content["config"][name] = Path(content["config"][name]).name
-    return json.dumps(content, indent=1) + "\n"
+    return content
 
 
 def _lambda_record(row: Mapping[str, Any]) -> dict[str, Any]:

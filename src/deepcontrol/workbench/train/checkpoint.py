@@ -1,37 +1,43 @@
-"""Checkpoints: contents, files, and a thread that writes them.
+"""Checkpoints: files, and a thread that writes them. See snapshot.py for their contents.
 
 A checkpoint is a folder of plain files:
 
     model.safetensors    parameters and buffers
     state.pt             optimizer, RNG states, position; loaded with weights_only=True
-    digest.json          size and SHA-256 of the other two
+    config.json          copy of the run's config.json (older versions wrote none)
+    digest.json          size and SHA-256 of the others
 
 It is written under a temporary name, synced to the disk and renamed. At every moment an intact
 checkpoint exists: `last`, or `previous`, the one before. Those with wrong digests are skipped.
+The digest covers the configuration, so that weights are never used with other settings or class
+names than those they were trained with.
 """
 
 import hashlib
 import json
-import os
 import pickle  # only for its error class
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
 
-from ..runfolder import BEST, LAST, PREVIOUS
-from .distributed import Group, shard_like, unshard
+from ..json_files import parse_json, parse_object, read_bytes
+from ..output import remove_tree, replacing, sync, write_atomic
+from ..runfolder import BEST, CONFIG, LAST, PREVIOUS, changed_values, parse_config, read_config
+from .config import changeable
 
 FORMAT = 1  # format version of state.pt
 MODEL, STATE, DIGEST = "model.safetensors", "state.pt", "digest.json"
+MAX_DIGEST_BYTES = 10_000
 
 
 class CheckpointError(OSError):
@@ -40,168 +46,21 @@ class CheckpointError(OSError):
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """The content of a checkpoint.
+
+    Attributes:
+        model: Parameters and buffers.
+        state: Optimizer, RNG states, position.
+        config: Content of the run's config.json; empty in checkpoints of older versions.
+    """
+
     model: dict[str, Tensor]
     state: dict[str, Any]
+    config: bytes = b""
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.model.values()) + _nbytes(self.state)
-
-
-# Contents
-
-
-@dataclass
-class Position:
-    """The position in a run, and the sums over the epoch in progress."""
-
-    epoch: int = -1  # last recorded epoch; 0 is the evaluation before training
-    step: int = 0  # steps done in the next epoch
-    images: int = 0  # seen in these steps
-    loss_sum: float = 0.0  # summed over these images
-    seconds: float = 0.0  # duration of these steps
-    best_error: float = float("inf")
-    best_epoch: int = -1
-
-    @classmethod
-    def from_state(cls, values: dict[str, Any]) -> "Position":
-        """Read a position from a checkpoint. Raise ValueError if a value is invalid."""
-        position = cls(**values)
-        for field in fields(cls):
-            value = getattr(position, field.name)
-            least = -1 if field.name in ("epoch", "best_epoch") else 0
-            if type(value) is not field.type or (field.name != "loss_sum" and not value >= least):
-                raise ValueError(f"{field.name} cannot be {value!r}")
-        return position
-
-
-def snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, position: Position, group: Group
-) -> Checkpoint:
-    """Copy the state of a run to the CPU, to be written while training continues.
-
-    A collective call: each process has its own RNG state and, with FSDP, its own shards.
-    """
-    state = {
-        "format": FORMAT,
-        "position": asdict(position),
-        "optimizer": _copy_to_cpu(unshard(optimizer.state_dict()["state"])),
-        "rng": group.all_gather(_rng_state(group.device)),
-    }
-    checkpoint = Checkpoint(_copy_to_cpu(unshard(model.state_dict())), state)
-    if group.device.type == "cuda":
-        torch.cuda.synchronize(group.device)  # one synchronization for all copies
-    return checkpoint
-
-
-def restore(
-    checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group
-) -> Position:
-    """Load a checkpoint into a model and its optimizer, and return the position.
-
-    The content is validated: a momentum buffer of a wrong size would make the fused optimizer
-    write outside its memory. Hyperparameters come from the configuration, not from the file.
-
-    Raises:
-        CheckpointError: The checkpoint does not match the run.
-    """
-    state = checkpoint.state
-    found = state.get("format") if isinstance(state, dict) else None
-    if found != FORMAT:
-        raise CheckpointError(f"expected a checkpoint of format {FORMAT}, got {found}")
-    load_weights(model, checkpoint.model)
-    try:
-        position = Position.from_state(state["position"])
-        # Older versions wrote "optimiser".
-        optimizer_state = state["optimizer" if "optimizer" in state else "optimiser"]
-        _restore_optimizer(optimizer, optimizer_state)
-        _restore_rng(state["rng"], group)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"the checkpoint does not match this run: {error!r}") from error
-    return position
-
-
-def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Load a checkpoint's weights into a model, which may be sharded."""
-    own = model.state_dict()
-    if own.keys() != weights.keys():
-        missing, more = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-        raise CheckpointError(
-            f"the weights do not match the model: missing {missing}, unknown {more}"
-        )
-    for name, value in weights.items():
-        if own[name].shape != value.shape:
-            raise CheckpointError(
-                f"the weights do not match the model: expected {name} of shape "
-                f"{tuple(own[name].shape)}, got {tuple(value.shape)}"
-            )
-    model.load_state_dict({k: shard_like(v, own[k]) for k, v in weights.items()})
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
-    parameters = [p for g in optimizer.param_groups for p in g["params"]]
-    restored: dict[int, dict[str, Any]] = {}
-    for index, buffers in state.items():
-        if type(index) is not int or not 0 <= index < len(parameters):
-            raise ValueError(f"there is no parameter {index!r}")
-        like = parameters[index]
-        restored[index] = {}
-        for name, value in buffers.items():
-            fits = isinstance(value, Tensor) and value.shape in (like.shape, torch.Size())
-            if value is not None and not (fits and value.dtype == like.dtype):
-                raise ValueError(f"{name} of parameter {index} has a wrong shape or dtype")
-            restored[index][name] = None if value is None else shard_like(value, like)
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": restored})
-
-
-def _rng_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), cuda
-
-
-def _restore_rng(states: list[tuple[Tensor, Tensor | None]], group: Group) -> None:
-    if group.rank >= len(states):  # the checkpoint is of a run with fewer processes
-        return
-    cpu, cuda = states[group.rank]
-    torch.set_rng_state(cpu)
-    if cuda is not None and group.device.type == "cuda":
-        torch.cuda.set_rng_state(cuda, group.device)
-
-
-def _copy_to_cpu(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _empty_on_cpu(value).copy_(value.detach(), non_blocking=True)
-    if isinstance(value, dict):
-        return {k: _copy_to_cpu(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_copy_to_cpu(v) for v in value]
-    return value
-
-
-def _empty_on_cpu(value: Tensor) -> Tensor:
-    """Allocate a CPU tensor; pinned for a GPU tensor, so that the copy is asynchronous.
-
-    torch reuses freed pinned memory, so only the first checkpoint pays for the allocation.
-    """
-    if value.is_cuda:
-        try:
-            return torch.empty_like(value, device="cpu", pin_memory=True)
-        except RuntimeError:  # no more pinned memory
-            pass
-    return torch.empty_like(value, device="cpu")
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(_nbytes(v) for v in value.values())
-    if isinstance(value, (list, tuple)):
-        return sum(_nbytes(v) for v in value)
-    return 0
-
-
-# Files
 
 
 def save_last(run: Path, checkpoint: Checkpoint, last_is_intact: bool = False) -> None:
@@ -210,25 +69,28 @@ def save_last(run: Path, checkpoint: Checkpoint, last_is_intact: bool = False) -
     A damaged `last` must not replace an intact `previous`. It is verified unless the caller knows
     that it is intact.
     """
-    new = _write_beside(run / LAST, checkpoint)
-    if (run / LAST).exists() and not last_is_intact and not is_intact(run / LAST):
-        shutil.rmtree(run / LAST)
-    if (run / LAST).exists():
-        shutil.rmtree(run / PREVIOUS, ignore_errors=True)
-        (run / LAST).rename(run / PREVIOUS)  # `previous` is now the intact one
-    new.rename(run / LAST)
-    _sync(run)
+    with _written_beside(run / LAST, checkpoint) as new:
+        _drop_link(run / LAST)
+        if (run / LAST).exists() and not last_is_intact and not is_intact(run / LAST):
+            remove_tree(run / LAST)
+        if (run / LAST).exists():
+            remove_tree(run / PREVIOUS)
+            (run / LAST).rename(run / PREVIOUS)  # `previous` is now the intact one
+        new.rename(run / LAST)
+        sync(run)
 
 
 def save_best(run: Path, checkpoint: Checkpoint) -> None:
     """Save as `best`, replacing the former one."""
-    new, old = _write_beside(run / BEST, checkpoint), _replaced(run / BEST)
-    shutil.rmtree(old, ignore_errors=True)
-    if (run / BEST).exists():
-        (run / BEST).rename(old)
-    new.rename(run / BEST)
-    _sync(run)
-    shutil.rmtree(old, ignore_errors=True)
+    with _written_beside(run / BEST, checkpoint) as new:
+        old = _replaced(run / BEST)
+        remove_tree(old)
+        _drop_link(run / BEST)
+        if (run / BEST).exists():
+            (run / BEST).rename(old)
+        new.rename(run / BEST)
+        sync(run)
+        remove_tree(old)
 
 
 def find(run: Path, name: str) -> Path:
@@ -249,23 +111,58 @@ def load(folder: Path) -> Checkpoint:
         CheckpointError: A file is missing, damaged, or holds other types than tensors and numbers.
     """
     folder = _existing(folder)
-    verify(folder)
+    names = verify(folder)
     try:
-        model = load_file(folder / MODEL)
+        model = load_tensors((folder / MODEL).read_bytes())
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
+        config = (folder / CONFIG).read_bytes() if CONFIG in names else b""
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{folder / STATE} holds more than tensors and numbers") from error
     except (SafetensorError, RuntimeError, OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    return Checkpoint(model, state)
+    return Checkpoint(model, state, config)
 
 
-def load_last(run: Path, log: Callable[[str], None]) -> Checkpoint | None:
+def load_of_run(run: Path, name: str) -> Checkpoint:
+    """Load a run's checkpoint after comparing its configuration with config.json.
+
+    Raises:
+        ValueError: There is no such checkpoint.
+        CheckpointError: It is damaged, or was trained with another configuration.
+    """
+    checkpoint = load(find(run, name))
+    check_config(run, name, checkpoint.config)
+    return checkpoint
+
+
+def check_config(run: Path, name: str, config: bytes) -> None:
+    """Raise CheckpointError if config.json differs from a checkpoint's copy of it.
+
+    Settings that may change when a run is resumed are not compared. A damaged copy is ignored here:
+    the digest of its checkpoint reports it.
+
+    Args:
+        run: Run folder.
+        name: Name of the checkpoint.
+        config: Content of the copy; empty in checkpoints of older versions.
+    """
+    try:
+        kept = parse_config(parse_object(config)[0])
+    except ValueError:
+        return
+    if changed := changed_values(read_config(run), kept, changeable(kept)):
+        raise CheckpointError(
+            f"{run / CONFIG} has changed since {run / name} was saved: {', '.join(changed)}. "
+            f"To restore it: cp {run / name / CONFIG} {run / CONFIG}"
+        )
+
+
+def load_last(run: Path, log: Callable[[str], None]) -> tuple[str, Checkpoint] | None:
     """Load `last`, or `previous` if `last` is damaged; None if there is neither."""
-    found = [run / name for name in (LAST, PREVIOUS) if (run / name).exists()]
-    for folder in found:
+    found = [name for name in (LAST, PREVIOUS) if (run / name).exists()]
+    for name in found:
         try:
-            return load(folder)
+            return name, load(run / name)
         except CheckpointError as error:
             log(f"skipping a damaged checkpoint: {error}")
     if found:
@@ -273,22 +170,23 @@ def load_last(run: Path, log: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def verify(folder: Path) -> None:
-    """Raise CheckpointError unless every file has the recorded size and digest."""
+def verify(folder: Path) -> list[str]:
+    """Return the names of the files; raise CheckpointError if one is not as recorded."""
     try:
-        text = (folder / DIGEST).read_bytes()
-        written = json.loads(text)
-        if text != _digest_text(written) or set(written) != {MODEL, STATE}:
+        text = read_bytes(folder / DIGEST, MAX_DIGEST_BYTES)
+        written = parse_json(text)
+        if text != _digest_text(written):
             raise ValueError("unexpected content")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"cannot read {folder / DIGEST}: {error}") from error
     for name, about in written.items():
         path = folder / name
-        size = path.stat().st_size if path.exists() else 0
+        size = path.stat().st_size if path.is_file() else 0
         if size != about["bytes"]:
             raise CheckpointError(f"{path} has {size} bytes, expected {about['bytes']}")
-        if _sha256(path.read_bytes()) != about["sha256"]:
+        if _sha256(path) != about["sha256"]:
             raise CheckpointError(f"{path} is damaged: its SHA-256 differs from {DIGEST}")
+    return list(written)
 
 
 def is_intact(folder: Path) -> bool:
@@ -311,18 +209,27 @@ def _existing(folder: Path) -> Path:
     return replaced if not folder.exists() and replaced.exists() else folder
 
 
-def _write_beside(folder: Path, checkpoint: Checkpoint) -> Path:
+def _drop_link(folder: Path) -> None:
+    """Remove a symbolic link at a checkpoint's place; its target stays."""
+    if folder.is_symlink():
+        folder.unlink()
+
+
+@contextmanager
+def _written_beside(folder: Path, checkpoint: Checkpoint) -> Iterator[Path]:
+    """Write a checkpoint under a temporary name, for the block to rename."""
     new = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
     try:
+        remove_tree(new)
         _write(new, checkpoint)
+        yield new
     except (OSError, RuntimeError, SafetensorError) as error:  # torch wraps OSErrors
-        shutil.rmtree(new, ignore_errors=True)  # frees the space
+        with suppress(OSError):
+            remove_tree(new)  # frees the space
         raise CheckpointError(
             f"cannot write {folder} ({_system_error(error)}); it needs about "
             f"{checkpoint.nbytes:,} bytes. Earlier checkpoints are unchanged."
         ) from error
-    return new
 
 
 def _system_error(error: BaseException | None) -> str:
@@ -336,42 +243,45 @@ def _system_error(error: BaseException | None) -> str:
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir()  # without its parents: the run folder may have been moved
     # safetensors requires contiguous tensors that share no memory; GPU filters are channels_last.
     model = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in checkpoint.model.items()
     }
-    save_file(model, folder / MODEL)
-    with (folder / STATE).open("wb") as file:  # a Python file raises OSError on a full disk
+    write_atomic(folder / MODEL, save_tensors(model))
+    with replacing(folder / STATE) as file:
         torch.save(checkpoint.state, file)
-    shutil.copymode(folder / STATE, folder / MODEL)  # safetensors creates it with mode 600
-    written = {}
-    for name in (MODEL, STATE):
-        content = (folder / name).read_bytes()
-        written[name] = {"bytes": len(content), "sha256": _sha256(content)}
-    (folder / DIGEST).write_bytes(_digest_text(written))
-    for name in (MODEL, STATE, DIGEST):
-        _sync(folder / name)
-    _sync(folder)
+    names = [MODEL, STATE]
+    if checkpoint.config:
+        write_atomic(folder / CONFIG, checkpoint.config)
+        names.append(CONFIG)
+    files = {
+        n: {"bytes": (folder / n).stat().st_size, "sha256": _sha256(folder / n)} for n in names
+    }
+    write_atomic(folder / DIGEST, _digest_text(files))
 
 
 def _digest_text(written: dict[str, dict[str, Any]]) -> bytes:
     """Return the exact bytes of digest.json, so that a flipped bit in it is detected."""
-    files = {k: {key: written[k][key] for key in ("bytes", "sha256")} for k in (MODEL, STATE)}
+    names = (MODEL, STATE, CONFIG) if CONFIG in written else (MODEL, STATE)
+    files = {name: {key: written[name][key] for key in ("bytes", "sha256")} for name in names}
     return (json.dumps(files, indent=2) + "\n").encode()
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _nbytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(_nbytes(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(_nbytes(v) for v in value)
+    return 0
 
 
 # Background writer
@@ -382,10 +292,17 @@ class CheckpointWriter:
 
     Training never waits for the disk. A checkpoint that arrives while another is being written
     waits, and is replaced by a newer one that arrives before its turn. The same holds for `best`.
+
+    Args:
+        run: Run folder.
+        config: Content of its config.json.
+        before_write: Called before each write; raises if the folder must not be written to.
     """
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
+    def __init__(
+        self, run: Path, config: bytes = b"", before_write: Callable[[], None] = lambda: None
+    ) -> None:
+        self.run, self.config, self._before_write = run, config, before_write
         self._pool = ThreadPoolExecutor(1)
         self._task: Future[None] | None = None
         self._has_written = False  # used by the thread only
@@ -440,9 +357,18 @@ class CheckpointWriter:
         return None if last is None else (last, best)
 
     def _write(self, last: Checkpoint, best: Checkpoint | None) -> None:
+        self._before_write()
+        try:
+            self._write_files(last, best)
+        except OSError:
+            self._before_write()  # the folder may have been moved meanwhile
+            raise
+
+    def _write_files(self, last: Checkpoint, best: Checkpoint | None) -> None:
         # `best` first: a run killed in between resumes from before it, and saves it again.
         if best is not None:
             about = {k: best.state[k] for k in ("format", "position")}
-            save_best(self.run, Checkpoint(best.model, about))
+            save_best(self.run, Checkpoint(best.model, about, self.config))
+        last = replace(last, config=self.config)
         save_last(self.run, last, last_is_intact=self._has_written)
         self._has_written = True

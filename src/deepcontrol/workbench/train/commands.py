@@ -15,12 +15,13 @@ from ...nn import saved_bytes
 from ..data import open_source, prepare
 from ..runfolder import CONFIG
 from .build import build_model, build_network, evaluation_batches, open_sources
-from .checkpoint import find, load, load_weights
+from .checkpoint import load_of_run
 from .config import Train, check_unchanged, load_config
 from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .evaluate import evaluate
 from .find_lr import run_find_lr
 from .loop import train
+from .snapshot import load_weights
 
 MIB = 2**20
 
@@ -167,7 +168,7 @@ def run_eval(command: Eval, console: Console) -> int:
     for name in ("data_root", "val_limit"):
         if getattr(command, name) is not None:
             config = replace(config, **{name: getattr(command, name)})
-    weights = load(find(command.run, command.checkpoint)).model
+    weights = load_of_run(command.run, command.checkpoint).model
     source = open_source(config.data, "val", config.data_root, config.val_limit)
     device = choose_device(command.device)
     model = build_model(config, len(source.classes))

@@ -1,6 +1,5 @@
 """Configuration of a training run: flags, validation, JSON."""
 
-import json
 import math
 import types
 import typing
@@ -11,13 +10,13 @@ from typing import Any, Literal
 
 from ...step import Engine
 from ..data import DEFAULT_SIZES, DataName, Task, channels_of, data_task
+from ..json_files import MAX_INT, write_json
 from ..models import Norm, is_agc, task_of
 from ..optim import HIGHEST_MOMENTUM, Schedule, default_lr
-from ..runfolder import CONFIG, read_config, write_atomic
+from ..runfolder import CONFIG, read_config
 from ..sizes import Size
 
 FORMAT = 1  # format version of config.json
-MAX_INT = 2**63 - 1  # the largest seed that torch.Generator accepts
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 
@@ -281,9 +280,13 @@ def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
 
 
 def save_config(config: Train, derived: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write config.json atomically. `about` holds versions, commit and machine."""
+    """Write config.json. `about` holds versions, commit and machine.
+
+    A run writes it before its data are decoded, with empty `derived` and `about`, and again with
+    both before its first step.
+    """
     content = {"format": FORMAT, "config": to_json(config), "derived": derived, **about}
-    write_atomic(config.out / CONFIG, json.dumps(content, indent=2) + "\n")
+    write_json(config.out / CONFIG, content, indent=2)
 
 
 def check_unchanged(config: Train, before: Train) -> None:
@@ -301,10 +304,17 @@ def check_unchanged(config: Train, before: Train) -> None:
 
 def differences(config: Train, before: Train) -> list[str]:
     """List the settings that make `config` another run: "--lr 0.5 -> 0.25"."""
-    fixed = ("epochs",) if before.schedule == "cosine" else ()
-    names = [f.name for f in fields(Train) if f.name not in CHANGEABLE or f.name in fixed]
+    may_change = changeable({"config": {"schedule": before.schedule}})
+    names = [f.name for f in fields(Train) if f.name not in may_change]
     pairs = {name: (_effective(before, name), _effective(config, name)) for name in names}
     return [f"--{_flag(k)} {_format(a)} -> {_format(b)}" for k, (a, b) in pairs.items() if a != b]
+
+
+def changeable(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the settings that may change when the run of a config.json is resumed."""
+    config = content.get("config")
+    is_cosine = isinstance(config, dict) and config.get("schedule") == "cosine"
+    return tuple(name for name in CHANGEABLE if name != "epochs" or not is_cosine)
 
 
 def changed_settings(config: Train) -> dict[str, Any]:
@@ -357,10 +367,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     elif hint is Path and isinstance(value, str):
         return Path(value)
     elif hint is float and type(value) in (int, float):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError(f"{name} is too large for a float") from None
+        return float(value)
     elif type(value) is hint:
         return value
     raise ValueError(f"{name} cannot be {value!r}")

@@ -96,6 +96,7 @@ def memory_fault_at_start(device: torch.device, size: Size, width: float) -> Fau
 def _record_divergence(run: TrainingRun, epoch: int, step: int | None, fault: FaultError) -> None:
     # A diverged run is a result. The file distinguishes it from a run that failed.
     if run.group.is_main:
+        run.check_lock()
         runfolder.write_diverged(run.config.out, epoch, step, str(fault))
 
 

@@ -23,6 +23,7 @@ from torch.func import functional_call, vmap
 
 from ...step import WARMUP_STEPS
 from .. import runfolder
+from ..runlock import RunLock
 from .config import Train
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib
@@ -30,7 +31,7 @@ from .faults import FaultError, GuardStatus, is_out_of_memory
 from .interrupts import Interrupts, Stopped, interrupts
 from .loop import finish_epoch
 from .progress import Display, step_status
-from .run import TrainingRun, is_finished, load_started_config, open_run
+from .run import TrainingRun, claim_folder, is_finished, load_started_config, open_run
 
 VARIED = ("seed", "lr", "out")  # settings in which the networks may differ
 CHECK_EVERY = 256  # steps between two reads of the loss, for which Python waits for a GPU
@@ -101,15 +102,16 @@ def open_runs(
 ) -> Iterator[list[TrainingRun]]:
     """Lock the folders and open the runs. Nothing is written if a folder is refused."""
     with ExitStack() as stack:
+        held: list[RunLock] = []
         for config in configs:
-            stack.enter_context(runfolder.lock(config.out))
+            held.append(stack.enter_context(claim_folder(config)))
         for config in configs:
             check_startable(config)
         runs: list[TrainingRun] = []
-        for config in configs:
+        for config, lock in zip(configs, held, strict=True):
             configure_torch(config)
             display = Display(console, prefix=f"{config.out.name}: ")
-            run = stack.enter_context(open_run(config, group, display, received))
+            run = stack.enter_context(open_run(config, group, display, received, lock))
             if runs:  # a single copy of the images on the device
                 run.val = runs[0].val
             same_seed = (other.train for other in runs if other.config.seed == config.seed)

@@ -3,16 +3,15 @@
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from .. import runfolder
+from .. import records, runfolder
 from ..data import Batch
 from ..metrics import ConfusionMatrix
-from .checkpoint import snapshot
+from ..runlock import RunLock
 from .config import Train
 from .diagnosis import evaluation_fault, memory_fault, memory_fault_at_start, raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, peak_mib, process_group
@@ -20,7 +19,8 @@ from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_out_of_memory
 from .interrupts import Stopped, interrupts
 from .progress import Display, epoch_line, sample_sheet, save_png, step_status
-from .run import TrainingRun, images_in_batch, open_run
+from .run import TrainingRun, claim_folder, images_in_batch, open_run
+from .snapshot import snapshot
 
 
 def train(config: Train, console: Console) -> int:
@@ -33,11 +33,11 @@ def train(config: Train, console: Console) -> int:
     with (
         process_group(choose_device(config.device)) as group,
         interrupts() as received,
-        lock_by_main(config.out, group),
+        lock_by_main(config, group) as held,
         Display(console, group.is_main) as display,
     ):
         try:
-            with open_run(config, group, display, received) as run:
+            with open_run(config, group, display, received, held) as run:
                 return train_run(run)
         except Stopped as stopped:
             display.log(f"{stopped}: nothing to save yet.")
@@ -83,6 +83,7 @@ def train_epochs(run: TrainingRun) -> None:
         if run.saves_after(position.epoch):
             save(run, is_best=position.best_epoch == position.epoch)
     run.writer.wait()
+    run.check_lock()
     run.display.log(f"finished {epochs} epoch{'s' * (epochs > 1)}: {run.config.out}")
 
 
@@ -132,6 +133,7 @@ def finish_epoch(run: TrainingRun) -> None:
         sheet = sample_sheet(run.model, run.val, run.step.autocast, run.config.window)
     metrics = _metrics(run, epoch, val_loss, matrix, started)
     if run.group.is_main:
+        run.check_lock()
         _write_records(run, metrics, layers)
         if sheet is not None:
             save_png(sheet, runfolder.sample_path(run.config.out, epoch))
@@ -146,23 +148,24 @@ def save(run: TrainingRun, is_best: bool = False) -> None:
     run.position.loss_sum = float(run.loss_sum)
     checkpoint = snapshot(run.model, run.optimizer, run.position, run.group)
     if run.group.is_main:
+        run.check_lock()
         run.writer.save(checkpoint, is_best)
 
 
 @contextmanager
-def lock_by_main(folder: Path, group: Group) -> Iterator[None]:
+def lock_by_main(config: Train, group: Group) -> Iterator[RunLock | None]:
     """Lock the run folder in the main process. If it fails, all processes raise."""
     with ExitStack() as stack:
-        failure = None
+        failure, held = None, None
         if group.is_main:
             try:
-                stack.enter_context(runfolder.lock(folder))
-            except runfolder.RunInUseError as error:
-                failure = str(error)
+                held = stack.enter_context(claim_folder(config))
+            except (OSError, ValueError) as error:
+                failure = error
         failure = group.all_gather(failure)[0]
         if failure is not None:
-            raise runfolder.RunInUseError(failure)
-        yield
+            raise failure
+        yield held
 
 
 def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float]:
@@ -217,8 +220,8 @@ def _metrics(
 def _write_records(run: TrainingRun, metrics: dict[str, Any], layers: dict[str, Any]) -> None:
     """Append to layers.jsonl and metrics.jsonl, and write TensorBoard events."""
     epoch, folder = metrics["epoch"], run.config.out
-    runfolder.append_record(folder / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
-    runfolder.append_record(folder / runfolder.METRICS, metrics)
+    records.append_record(folder / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
+    records.append_record(folder / runfolder.METRICS, metrics)
     if run.events is None:
         return
     names = ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..data import VOID, Batches, ClassificationBatches
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..data.inspect import colored
+from ..output import replacing
 from ..sizes import Size
 from .class_sheet import class_sheet
 from .evaluate import evaluating, predict
@@ -193,12 +194,9 @@ def sample_sheet(
 
 
 def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
-    """Write a picture, but never through a symbolic link out of the run folder."""
-    if path.parent.is_symlink():
-        raise OSError(f"{path.parent} is a symbolic link; pictures must stay in the run folder")
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    Image.fromarray(pixels).save(path)
+    """Write a picture into a folder of the run folder."""
+    with replacing(path, inside=path.parent.parent) as file:
+        Image.fromarray(pixels).save(file, "PNG")
 
 
 def _sample_row(

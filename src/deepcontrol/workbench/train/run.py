@@ -1,11 +1,10 @@
 """Prepare a run: build everything from its configuration, and resume from its checkpoint."""
 
-import itertools
 import math
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ from torch.nn.utils import clip_grad_norm_
 from ... import __version__
 from ...nn import param_groups
 from ...step import TrainingStep
-from .. import runfolder
+from .. import records, runfolder
 from ..data import Batch, Batches
+from ..json_files import read_bytes
 from ..optim import scheduled_lr, set_lr, sgd
 from ..runfolder import BEST, CONFIG, LAST, PREVIOUS
+from ..runlock import RunLock, lock
 from .build import (
     Data,
     Fingerprints,
@@ -35,13 +36,14 @@ from .build import (
     open_sources,
     scale_to_images_,
 )
-from .checkpoint import CheckpointError, CheckpointWriter, Position, is_intact, load_last, restore
+from .checkpoint import CheckpointError, CheckpointWriter, check_config, is_intact, load_last
 from .config import Train, check_unchanged, load_config, save_config
 from .distributed import Group, choose_autocast, describe_machine, shard_
 from .faults import Guard, GuardReader
 from .interrupts import Interrupts, Stopped
 from .layer_stats import LayerStats
 from .progress import Display, Events
+from .snapshot import Position, restore
 
 # Steps between two checks of loss, signals and other processes. A check after every step would
 # make Python wait for a GPU.
@@ -67,6 +69,7 @@ class TrainingRun:
     writer: CheckpointWriter
     layer_stats: LayerStats
     events: Events | None  # only in the main process
+    lock: RunLock | None = None  # only in the main process
 
     def __post_init__(self) -> None:
         self.first_step = self.steps_done  # steps done before this process started
@@ -143,6 +146,11 @@ class TrainingRun:
         scales = self.group.loss_scales(batch.labels, images, self.objective.ignored_label)
         return (*targets, scales)
 
+    def check_lock(self) -> None:
+        """Raise LockLostError if the run folder was moved or its lock deleted."""
+        if self.lock is not None:
+            self.lock.check()
+
     def stop_if_asked(self) -> None:
         """Raise Stopped in all processes if one of them received a signal."""
         signum = self.group.max(self.interrupts.signum)
@@ -168,10 +176,60 @@ def images_in_batch(batches: Batches, index: int) -> int:
 
 
 @contextmanager
+def claim_folder(config: Train) -> Iterator[RunLock]:
+    """Lock a run folder, and write config.json first if the folder holds no run.
+
+    A run that is killed while it decodes its data can so be resumed without flags. If this process
+    fails before the run is set up, it removes both files: the next start may have other settings.
+
+    Raises:
+        RunInUseError: Another process trains in the folder.
+        CheckpointError: The folder has a lock or a checkpoint without config.json.
+    """
+    path, is_ours = config.out / CONFIG, False
+
+    def prepare(is_new: bool) -> None:
+        nonlocal is_ours
+        if path.exists():
+            return
+        found = [name for name in (LAST, PREVIOUS) if (config.out / name).exists()]
+        if found or not is_new:
+            thing = "checkpoint" if found else "lock file"
+            raise CheckpointError(
+                f"{config.out} has a {thing} but no {CONFIG}, so the settings of its run are "
+                "unknown; restore the file, remove the folder, or choose another --out"
+            )
+        save_config(config, {}, {})
+        is_ours = True
+
+    with lock(config.out, prepare) as held:
+        try:
+            yield held
+        except Exception as error:
+            if is_ours and held.is_valid and not isinstance(error, Stopped):
+                with suppress(OSError, ValueError):
+                    if not load_config(config.out)[1]:  # without derived values
+                        path.unlink()
+                        held.remove()
+            raise
+
+
+@contextmanager
 def open_run(
-    config: Train, group: Group, display: Display, interrupts: Interrupts
+    config: Train,
+    group: Group,
+    display: Display,
+    interrupts: Interrupts,
+    held: RunLock | None = None,
 ) -> Iterator[TrainingRun]:
     """Build a run and restore its checkpoint, if the run folder has one.
+
+    Args:
+        config: Configuration of the run.
+        group: The processes that train.
+        display: For messages.
+        interrupts: Signals that stop the decoding of images.
+        held: The folder's lock, in the main process. It is checked at every save.
 
     Raises:
         ConfigChangedError: The folder holds a run with other settings or other data.
@@ -205,7 +263,7 @@ def open_run(
         return loss
 
     step = TrainingStep(wrapped, objective.loss, optimizer, engine, autocast, before_update)
-    events = None
+    events, kept = None, b""
     if group.is_main:
         if position is None and is_finished(config.out, (before or config).epochs):
             display.log(archive_records(config.out))  # before config.json changes
@@ -213,10 +271,13 @@ def open_run(
         save_config(config, derived_values(config, model, train, val, data), about(machine))
         epoch = -1 if position is None else position.epoch
         for name in (runfolder.METRICS, runfolder.LAYERS):
-            runfolder.truncate_records(config.out / name, epoch)
+            for message in records.truncate_records(config.out / name, epoch):
+                display.log(message)
         (config.out / runfolder.DIVERGED).unlink(missing_ok=True)  # the run is retried
         events = Events(config.out, epoch + 1, display.log)
-    writer = CheckpointWriter(config.out)
+        kept = (config.out / CONFIG).read_bytes()
+    check = held.check if held is not None else lambda: None
+    writer = CheckpointWriter(config.out, kept, check)
     try:
         yield TrainingRun(
             config=config,
@@ -234,6 +295,7 @@ def open_run(
             writer=writer,
             layer_stats=LayerStats(model),
             events=events,
+            lock=held,
         )
     finally:
         writer.close()
@@ -262,12 +324,10 @@ def load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:
     if (config.out / CONFIG).exists():
         before, derived = load_config(config.out)
         check_unchanged(config, before)
+        kept = next((n for n in (LAST, PREVIOUS) if (config.out / n / CONFIG).is_file()), None)
+        if kept is not None:  # before the data are decoded; `_resume` checks what it loads
+            check_config(config.out, kept, read_bytes(config.out / kept / CONFIG))
         return before, derived
-    if any((config.out / name).exists() for name in (LAST, PREVIOUS)):
-        raise CheckpointError(
-            f"{config.out} has a checkpoint but no {CONFIG}, so its settings are unknown; restore "
-            "the file or choose another --out"
-        )
     return None, {}
 
 
@@ -306,7 +366,11 @@ def _resume(
 ) -> Position | None:
     """Restore the last checkpoint and return its position, or None if there is none."""
     # Only the main process reads it: network file systems may show other machines an older one.
-    checkpoint = group.broadcast(load_last(config.out, display.log) if group.is_main else None)
+    checkpoint = None
+    if group.is_main and (found := load_last(config.out, display.log)) is not None:
+        name, checkpoint = found
+        check_config(config.out, name, checkpoint.config)
+    checkpoint = group.broadcast(checkpoint)
     if checkpoint is None:
         return None
     position = restore(checkpoint, model, optimizer, group)
@@ -332,20 +396,18 @@ def is_finished(run: Path, epochs: int) -> bool:
     """Return whether a run has diverged or recorded all its epochs."""
     metrics = run / runfolder.METRICS
     diverged = (run / runfolder.DIVERGED).exists() and metrics.exists()
-    return diverged or runfolder.last_epoch(metrics) >= epochs
+    return diverged or records.last_epoch(metrics) >= epochs
 
 
 def archive_records(run: Path) -> str:
     """Rename the records of a finished run without a checkpoint; return a log line."""
-    count = next(
-        n for n in itertools.count(1) if not (run / f"{runfolder.METRICS}.old{n}").exists()
-    )
+    kept = records.unused_name(run / runfolder.METRICS, "old")
     for name in (runfolder.LAYERS, runfolder.DIVERGED, runfolder.METRICS):
         if (run / name).exists():
-            (run / name).replace(run / f"{name}.old{count}")
+            (run / name).replace(run / f"{name}{kept.suffix}")
     return (
         "Run is finished but has no checkpoint; restarting it. "
-        f"Its records are kept as {runfolder.METRICS}.old{count} etc."
+        f"Its records are kept as {kept.name} etc."
     )
 
 
