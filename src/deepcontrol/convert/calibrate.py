@@ -11,7 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..nn.agc import _AGC
 from ..ops.layout import map_mean
 from .fold import _FoldedConv, fold, plain_conv
-from .layers import parameters_of, replace_modules
+from .layers import parameters_of
+from .replace import replace_modules
 
 
 def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:

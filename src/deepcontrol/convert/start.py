@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn.init import is_agc_over_maps, scale_output_, unit_scale
 from ..ops.layout import accumulate_dtype
+from .copies import copy_model
 from .dataflow import run_example
 
 TOLERANCE = 2.0  # factor by which the deviation of a map may differ from its target
@@ -47,6 +48,8 @@ def correct_scales_(
     Returns:
         The layers that were scaled.
     """
+    copied = copy_model(model, share_parameters=True)  # the run must not fill the model's caches
+    original = copied.original()
     seen, scaled = set[nn.Module](), set[nn.Module]()
 
     def correct(
@@ -56,19 +59,19 @@ def correct_scales_(
             return output
         seen.add(layer)
         x = args[0] if args else kwargs["input"]
-        factor = targets.get(layer, 1.0) * unit_scale(layer, x)
+        factor = targets.get(original[layer], 1.0) * unit_scale(layer, x)
         if 1 / TOLERANCE <= factor <= TOLERANCE:
             return output
         scale_output_(layer, factor)
-        scaled.add(layer)
+        scaled.add(original[layer])
         return layer.forward(x)
 
     hooks = [
         m.register_forward_hook(correct, with_kwargs=True)
-        for m in model.modules()
+        for m in copied.model.modules()
         if is_agc_over_maps(m)
     ]
-    run_example(model, example, hooks)
+    run_example(copied.model, example, hooks)
     return scaled
 
 

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..nn.agc import _AGC
+from ..nn.conv import _AGCConv
 from ..nn.init import CENTERING_GAIN, he_filter_norm, he_init_, set_filters_
-from ..ops.activation import name_of_module
 from .batchnorms import (
     Where,
     check_can_start,
@@ -25,17 +25,10 @@ from .batchnorms import (
     warn_trained,
 )
 from .calibrate import reestimate_statistics
-from .dataflow import observe_maps, trace_dataflow
-from .layers import (
-    ConvNormAct,
-    make_agc_conv,
-    make_agc_layer,
-    match_conv_norm_act,
-    replace_modules,
-    scalable_source,
-    scale_filters_,
-    warn_dropped_hooks,
-)
+from .dataflow import trace_dataflow
+from .layers import match_conv_norm_act, scalable_source, scale_filters_
+from .plan import Built, Level, Site, build
+from .replace import replace_modules
 from .report import Change, Report
 from .residual import Additions, find_additions
 from .start import (
@@ -46,6 +39,7 @@ from .start import (
     inverse_sigma,
     untrained_parameters,
 )
+from .verify import Trial, settle
 
 Init = Literal["scratch", "paper", "bn", "centered"]
 
@@ -190,9 +184,6 @@ def to_agc(
     with torch.no_grad():
         for name, norm in conversion.norms.items():
             changes.append(conversion.convert(name, norm))
-    for name, module in model.named_modules():
-        if module in conversion.replacements:
-            warn_dropped_hooks(name, module)
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, conversion.replacements)
@@ -218,8 +209,8 @@ class _Conversion:
             if norm in self.selected and trailing_layers(norm) is not None:
                 check_can_start(name, norm, init)
         self.flow = trace_dataflow(model, self.selected, example)
-        self.has_example = example is not None
-        self.maps = observe_maps(model, self.selected, example) if self.has_example else {}
+        self.trial = Trial(model, self.selected, example) if example is not None else None
+        self.maps = self.trial.maps if self.trial is not None else {}
         self.names = {module: name for name, module in model.named_modules()}
         self.replacements: dict[nn.Module, nn.Module] = {}
         self.additions = Additions()
@@ -238,81 +229,93 @@ class _Conversion:
             if isinstance(module, (_ConvNd, nn.Linear)) and (self.whole or module in sources)
         }
         self.targets: dict[nn.Module, float] = {}  # deviation at the start, if it is not 1
+        self.sites = self._plan()
+
+    def _plan(self) -> dict[nn.Module, Site]:
+        """Plan the conversion of each BatchNorm, and verify the plan on the example."""
+        sites: dict[nn.Module, Site] = {}
+        for name, norm in self.norms.items():
+            trailing = trailing_layers(norm) if norm in self.selected else None
+            if trailing is not None:
+                match = match_conv_norm_act(norm, self.flow)
+                source = scalable_source(norm, self.flow)
+                if source is not None and any(
+                    self.owners[p] != 1 for p in source.parameters(recurse=False)
+                ):
+                    source = None
+                sites[norm] = Site(name, norm, match, trailing, source, self._dims(name, norm))
+        if self.trial is not None:
+            settle(self.trial, list(sites.values()))
+        return sites
 
     def convert(self, name: str, norm: _BatchNorm) -> Change:
         """Choose the replacement of one BatchNorm."""
         was = type(norm).__name__
         if norm not in self.selected:
             return Change(name, was, was, "skipped", "excluded by `where`")
-        trailing = trailing_layers(norm)
-        if trailing is None:
+        if norm not in self.sites:
             warnings.warn(
                 f"{name} ({was}) is skipped: its forward does more than normalize and call its "
                 "children in order. Replace it by hand if it should become AGC",
                 stacklevel=3,
             )
             return Change(name, was, was, "skipped", "its class overrides forward")
-        parameters, notes = self._start(name, norm, trailing)
-        match = match_conv_norm_act(norm, self.flow)
-        if isinstance(match, str):
-            layer = make_agc_layer(self._dims(name, norm), parameters).train(norm.training)
-            self._set_target(layer, norm)
-            self.replacements[norm] = nn.Sequential(layer, *trailing) if trailing else layer
-            became = " + ".join(type(m).__name__ for m in (layer, *trailing))
-            return Change(name, was, became, "replaced", "; ".join([match, *notes]))
-        became, why = self._fuse(norm, match, trailing, parameters)
-        return Change(name, was, became, "fused", "; ".join([why, *notes]))
-
-    def _fuse(
-        self,
-        norm: _BatchNorm,
-        match: ConvNormAct,
-        trailing: list[nn.Module],
-        parameters: AGCParameters,
-    ) -> tuple[str, str]:
-        """Fuse convolution, norm and activation; return `became` and `why`."""
-        conv, activation, parts = match.conv, match.activation, ["convolution"]
-        if match.activation_module is not None and not trailing:
-            self.replacements[match.activation_module] = nn.Identity()
-            parts.append(type(match.activation_module).__name__)
+        site = self.sites[norm]
+        if site.level == Level.SKIPPED:
+            warnings.warn(
+                f"{name} ({was}) is skipped: {site.reason}. Replace it by hand if it should become "
+                "AGC",
+                stacklevel=3,
+            )
+            return Change(name, was, was, "skipped", site.reason or "")
+        parameters, notes = self._start(name, norm, site)
+        if site.reason is not None:
+            notes.insert(0, f"verified: {site.reason}")
+        if site.level >= Level.REPLACED:
+            built = build(site, parameters)
+            became = " + ".join(type(m).__name__ for m in (built.layer, *built.trailing))
+            why = site.match if isinstance(site.match, str) else "not fused"
         else:
-            activation = "none"
-        if len(trailing) == 1 and (own := name_of_module(trailing[0])) is not None:
-            parts.append(f"built-in {type(trailing[0]).__name__}")
-            activation, trailing = own, []
-        bias = None if self.init == "scratch" else conv.bias  # "scratch" sets it to 0
+            built, became, why = self._fuse(site, parameters)
+        self.replacements |= built.replacements
+        if norm in self.additions.gains:
+            self.targets[built.layer] = self.additions.gains[norm].gain
+        kind: Literal["fused", "replaced"] = "fused" if built.parts else "replaced"
+        return Change(name, was, became, kind, "; ".join([why, *notes]))
+
+    def _fuse(self, site: Site, parameters: AGCParameters) -> tuple[Built, str, str]:
+        """Fuse convolution, norm and activation; return the layers, `became` and `why`."""
+        assert not isinstance(site.match, str)
+        conv = site.match.conv
+        from_scratch = self.init == "scratch"
+        bias = None if from_scratch else conv.bias  # "scratch" sets it to 0
         if bias is not None and conv in self.filter_scales:
             bias = bias * self.filter_scales[conv]
-        from_scratch = self.init == "scratch"
-        neuron = make_agc_conv(conv, parameters, activation, bias, weight_norm=from_scratch)
-        neuron.train(norm.training)
-        self._set_target(neuron, norm)
-        found = self.additions
-        if from_scratch and norm not in found.gains and (trailing or norm not in found.linear):
+        built = build(site, parameters, conv_bias=bias, weight_norm=from_scratch)
+        neuron, found = built.layer, self.additions
+        assert isinstance(neuron, _AGCConv)
+        linear = site.norm in found.linear and not built.trailing
+        if from_scratch and site.norm not in found.gains and not linear:
             # An activation that is not part of the neuron follows: He's factor of 2 for it.
             neuron.gain.mul_(math.sqrt(2) / he_filter_norm(neuron))
-        self.replacements[conv] = neuron
-        self.replacements[norm] = nn.Sequential(*trailing) if trailing else nn.Identity()
-        became = f"{type(neuron).__name__} at {self.names[conv]} ({activation})"
-        return became, f"fused with its {' and '.join(parts)}"
+        became = f"{type(neuron).__name__} at {self.names[conv]} ({built.activation})"
+        return built, became, f"fused with its {' and '.join(built.parts)}"
 
-    def _start(
-        self, name: str, norm: _BatchNorm, trailing: list[nn.Module]
-    ) -> tuple[AGCParameters, list[str]]:
+    def _start(self, name: str, norm: _BatchNorm, site: Site) -> tuple[AGCParameters, list[str]]:
         """Return the initial parameters of the AGC layer, and notes on them for the report."""
         notes = []
         single = self._single_position(norm)
         if single:
             notes.append(f"lambda 0: {single}")
-        elif self.has_example and norm not in self.maps:
+        elif self.trial is not None and norm not in self.maps:
             notes.append("not reached by the example")
         # A trailing activation lies between the norm and the pooling.
-        pooled = not single and not trailing and self.flow.feeds_global_pool(norm)
+        pooled = not single and not site.trailing and self.flow.feeds_global_pool(norm)
         if keeps_function(self.init):
             centered = self.init == "centered" and not single and not pooled
             if self.init == "centered" and pooled:
                 notes.append("lambda 0: global average pooling follows")
-            return self._continue(norm, centered), notes
+            return self._continue(site, centered), notes
         if pooled:
             notes.append("hazard: global average pooling follows")
             warnings.warn(
@@ -331,19 +334,12 @@ class _Conversion:
             notes.append("gamma 0 kept")
         return untrained_parameters(norm, gamma, lam=0.0 if single else 1.0), notes
 
-    def _set_target(self, layer: nn.Module, norm: _BatchNorm) -> None:
-        if norm in self.additions.gains:
-            self.targets[layer] = self.additions.gains[norm].gain
-
-    def _continue(self, norm: _BatchNorm, centered: bool) -> AGCParameters:
+    def _continue(self, site: Site, centered: bool) -> AGCParameters:
         """Return parameters that continue from the BatchNorm; plan to scale its filters."""
-        source = scalable_source(norm, self.flow)
-        if source is not None and all(
-            self.owners[p] == 1 for p in source.parameters(recurse=False)
-        ):
-            self.filter_scales[source] = inverse_sigma(norm)
+        if site.scales() and site.source is not None:
+            self.filter_scales[site.source] = inverse_sigma(site.norm)
         return batchnorm_parameters(
-            norm, centered=centered, normalized_filters=source in self.filter_scales
+            site.norm, centered=centered, normalized_filters=site.scales()
         )
 
     def initialize(
