@@ -220,7 +220,7 @@ def only_in_evaluation(self: Triple, x: Tensor) -> Tensor:
     return self.head(y if self.training else y + z)
 
 
-@forward()
+@forward(fused=1)
 def activation_in_training_only(self: Triple, x: Tensor) -> Tensor:
     y = self.bn(self.conv(x))
     return self.head(self.act(y) if self.training else y)
@@ -281,7 +281,7 @@ def norm_twice(self: Triple, x: Tensor) -> Tensor:
     return self.head(self.act(self.bn(self.bn(self.conv(x)))))
 
 
-@forward()
+@forward(fused=1)
 def activation_also_elsewhere(self: Triple, x: Tensor) -> Tensor:
     return self.head(self.act(self.bn(self.conv(self.act(x)))))
 
@@ -290,11 +290,12 @@ def activation_also_elsewhere(self: Triple, x: Tensor) -> Tensor:
 def in_place_between(self: Triple, x: Tensor) -> Tensor:
     z = self.conv(x)
     y = self.bn(z)
-    z.add_(1)
+    if not self.training:  # BatchNorm saves its input for the backward
+        z.add_(1)
     return self.head(self.act(y) + z)
 
 
-@forward()
+@forward(fused=1)
 def in_place_after_the_norm(self: Triple, x: Tensor) -> Tensor:
     y = self.bn(self.conv(x))
     y += 1
@@ -531,7 +532,7 @@ def bound_method() -> nn.Module:
     return Bound()
 
 
-@case(fused=1)
+@case()
 def bound_call_of_the_norm() -> nn.Module:
     class Bound(Triple):
         def __init__(self) -> None:
@@ -805,7 +806,7 @@ def patched_forward_of_the_norm() -> nn.Module:
     return model
 
 
-@case()
+@case(fused=1)
 def patched_forward_of_the_norm_that_is_plain() -> nn.Module:
     model = Triple()
     own = model.bn.forward
@@ -825,7 +826,7 @@ def patched_forward_of_the_model() -> nn.Module:
     return model
 
 
-@case(fused=1)
+@case()
 def wrapped_forward_of_the_model() -> nn.Module:
     model = Triple()
     own = model.forward
@@ -854,7 +855,7 @@ def subclass_with_its_own_call() -> nn.Module:
 # ---- code that reads the layers
 
 
-@forward()
+@forward(skipped=1, warns=True)
 def reads_gamma(self: Triple, x: Tensor) -> Tensor:
     return self.head(self.act(self.bn(self.conv(x))) + self.bn.weight.abs().sum())
 
@@ -979,7 +980,7 @@ def without_affine() -> nn.Module:
     return model
 
 
-@case(fused=2)
+@case(fused=3)
 def tied_filters() -> nn.Module:
     model = nn.Sequential(row(3, 8), row(8, 8), row(8, 8))
     model[2][0].weight = model[1][0].weight
@@ -1127,7 +1128,7 @@ def warns_in_forward() -> nn.Module:
     return Warning()
 
 
-@case(fused=1)
+@case()
 def fails_in_training_mode() -> nn.Module:
     """A model that needs targets in training mode, as torchvision's detectors."""
 

@@ -1,6 +1,5 @@
 """Find the BatchNorms of a model, select some of them, and check that they can be converted."""
 
-import copy
 import difflib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+
+from .copies import copy_model
 
 Selector = Callable[[str, nn.Module], bool] | str
 Where = Selector | Sequence[Selector]
@@ -173,7 +174,13 @@ def trailing_layers(norm: _BatchNorm) -> list[nn.Module] | None:
     """
     if type(norm).forward in _PLAIN_FORWARDS and "forward" not in vars(norm):
         return []
-    probe = copy.deepcopy(norm).eval()
+    # On the CPU with values, because a BatchNorm on meta computes nothing to compare.
+    probe = copy_model(norm).model
+    assert isinstance(probe, _BatchNorm)
+    if any(a.is_meta for a in (*probe.parameters(), *probe.buffers())):
+        probe.to_empty(device="cpu")
+        probe.reset_parameters()
+    probe.eval()
     like = next((a for a in (probe.weight, probe.running_mean) if a is not None), torch.empty(0))
     dims = next((d for d in (1, 2, 3) if isinstance(norm, getattr(nn, f"BatchNorm{d}d"))), 2)
     x = torch.linspace(-2, 2, 2 * norm.num_features * 3**dims).to(like)

@@ -31,6 +31,23 @@ class Copied:
     model: nn.Module
     modules: dict[nn.Module, nn.Module]
 
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Protect the original while the copy runs.
+
+        Random states are restored. If the copy calls a module of the original, through a global
+        variable for instance, that module is in eval mode and updates no statistics.
+        """
+        training = [module for module in self.modules if module.training]
+        for module in training:
+            module.training = False
+        try:
+            with preserved_random_state():
+                yield
+        finally:
+            for module in training:
+                module.training = True
+
     def original(self) -> dict[nn.Module, nn.Module]:
         """Return the module of the original for each module of the copy."""
         return {copied: module for module, copied in self.modules.items()}
@@ -73,7 +90,7 @@ class _Copier:
     def _copy(self, value: Any) -> Any:
         kind = type(value)
         if isinstance(value, Tensor):
-            return self._deepcopy(value) if value.is_leaf else value.detach().clone()
+            return copy.deepcopy(value) if value.is_leaf else value.detach().clone()
         if kind in _CONTAINERS:
             return self._container(value)
         if kind is types.FunctionType:

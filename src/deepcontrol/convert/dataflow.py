@@ -30,7 +30,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
 from ..nn import AGC1d, AGC2d, AGC3d, AGCLinear
-from .copies import copy_model, preserved_random_state
+from .copies import Copied, copy_model, preserved_random_state
 
 _LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
 _AVERAGE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -332,17 +332,20 @@ def _called_only_inside(
     for part in set(parts.values()):
         hooks.append(copied.modules[part].register_forward_pre_hook(enter, prepend=True))
         hooks.append(copied.modules[part].register_forward_hook(leave, always_call=True))
-    run_example(copied.model, example, hooks)
+    run_example(copied, example, hooks)
     return inside - outside
 
 
-def run_example(model: nn.Module, example: Any, hooks: Iterable[RemovableHandle]) -> None:
-    """Run a copy of a model in eval mode without gradients; then remove the hooks."""
+def run_example(copied: Copied, example: Any, hooks: Iterable[RemovableHandle]) -> Any:
+    """Run a copy of a model in eval mode without gradients; then remove the hooks.
+
+    Returns:
+        The output of the model.
+    """
     args, kwargs = example_arguments(example)
     try:
-        model.eval()
-        with torch.no_grad(), preserved_random_state():
-            model(*args, **kwargs)
+        with torch.no_grad(), copied.isolated():
+            return copied.model.eval()(*args, **kwargs)
     finally:
         for hook in hooks:
             hook.remove()

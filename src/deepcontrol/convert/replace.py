@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from .dataflow import HOOKS
+from .start import PARAMETER_HOOKS
 
 _OWN_DICTS = ("_modules", "_parameters", "_buffers")
-_PARAMETER_HOOKS = (BasePruningMethod, SpectralNorm, WeightNorm)  # compute a parameter
 _MAX_ITEMS = 1000  # longer containers hold data
 _MAX_DEPTH = 4
 
@@ -47,7 +44,7 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
     """Give a module the hooks of the module that it replaces."""
     for name in HOOKS:
         hooks = getattr(old, name)
-        for key in [k for k, hook in hooks.items() if isinstance(hook, _PARAMETER_HOOKS)]:
+        for key in [k for k, hook in hooks.items() if isinstance(hook, PARAMETER_HOOKS)]:
             del hooks[key]
         if hooks:
             # The dicts themselves, because the handles of the hooks refer to them.

@@ -279,7 +279,7 @@ def _from_example(model: nn.Module, example: Any) -> _Values:
         hooks.append(module.register_forward_hook(leave))
     hooks.append(copied.model.register_forward_hook(finish))
     with Recorder():
-        run_example(copied.model, example, hooks)
+        run_example(copied, example, hooks)
     return values
 
 

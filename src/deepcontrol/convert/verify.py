@@ -9,9 +9,10 @@ example, and gains, biases and other vectors of parameters are random: untrained
 close to the identity, and a gain of zero would hide a whole branch.
 """
 
+import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,17 +21,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
 from ..ops.layout import positions
-from .copies import Copied, copy_model, preserved_random_state, seed_everything
-from .dataflow import example_arguments, has_hooks
+from .copies import Copied, copy_model, seed_everything
+from .dataflow import example_arguments, has_hooks, run_example
 from .layers import scale_filters_
 from .plan import Level, Site, build
-from .recording import CalledOutsideError, Record, record_run
+from .recording import CalledOutsideError, Record, record_run, tensors_in
 from .replace import replace_modules
 from .start import batchnorm_parameters, inverse_sigma
 
 _TOLERANCE = 1e-2  # in the dtype of the model; a wrong plan is off by far more
 _TOLERANCE_FP64 = 1e-7  # decides if the first is exceeded: deep networks amplify rounding
 _SEED = 0
+
+Lambdas = Mapping[nn.Module, float]
 
 
 class Trial:
@@ -55,14 +58,14 @@ class Trial:
         self.unverified: str | None = None
         self.names = {module: name for name, module in model.named_modules()}
         self.references: dict[torch.dtype | None, tuple[dict[str, Record], _Values]] = {}
-        if any(p.is_meta for p in model.parameters()):
+        if not self.can_compare:
             self.unverified = "the model is on the meta device"
         self._observe()
 
     @property
-    def verifies_training(self) -> bool:
-        """Return whether the model also ran in training mode."""
-        return self.unverified is None
+    def can_compare(self) -> bool:
+        """Return whether the model has values to compare."""
+        return not any(p.is_meta for p in self.model.parameters())
 
     def _observe(self) -> None:
         """Run the model as it is; find the references that a copy does not follow."""
@@ -93,7 +96,7 @@ class Trial:
         copied = self._copy(dtype)
         values = _Values(copied, self.norms, self.maps)
         try:
-            runs = self._run(copied, {}, dtype)
+            runs = self._run(copied, (), dtype)
         finally:
             values.remove_hooks()
         return runs, values
@@ -110,18 +113,54 @@ class Trial:
             return found  # the code needs another dtype
         return self._difference(sites, torch.float64, _TOLERANCE_FP64)
 
+    def convert_copy(
+        self, sites: Sequence[Site], dtype: torch.dtype | None = None, lam: Lambdas | None = None
+    ) -> tuple[Copied, dict[nn.Module, nn.Module]]:
+        """Carry out the plan in a copy with the values of the trial.
+
+        Args:
+            sites: The plan.
+            dtype: The dtype of the copy; that of the model if None.
+            lam: Initial lambda of each BatchNorm; 0 if None, as BatchNorm.
+
+        Returns:
+            The copy, and the AGC layer or AGCConv of each BatchNorm.
+        """
+        copied = self._copy(dtype)
+        self.references[dtype][1].copy_to(copied)
+        layers: dict[nn.Module, nn.Module] = {}
+        replacements: dict[nn.Module, nn.Module] = {}
+        with torch.no_grad():
+            for site in sites:
+                norm = copied.modules[site.norm]
+                assert isinstance(norm, _BatchNorm)
+                if norm.running_mean is None:  # never called, and without statistics
+                    norm.reset_running_stats()
+                    norm.running_mean = torch.zeros(norm.num_features)
+                    norm.running_var = torch.ones(norm.num_features)
+                parameters = batchnorm_parameters(
+                    norm,
+                    lam=lam[site.norm] if lam is not None else 0.0,
+                    normalized_filters=site.scales(),
+                )
+                if site.scales() and site.source is not None:
+                    source: Any = copied.modules[site.source]
+                    scale_filters_(source, inverse_sigma(norm))
+                bias = None
+                if not isinstance(site.match, str):
+                    bias = copied.modules[site.match.conv].bias
+                built = build(site, parameters, conv_bias=bias, of=copied.modules.__getitem__)
+                replacements |= built.replacements
+                layers[site.norm] = built.layer
+        model = replace_modules(copied.model, replacements)
+        return Copied(model, copied.modules), layers
+
     def _difference(
         self, sites: Sequence[Site], dtype: torch.dtype | None, tolerance: float
     ) -> str | None:
         runs, values = self.references[dtype]
-        copied = self._copy(dtype)
-        values.copy_to(copied)
-        replaced: dict[nn.Module, Site] = {}
-        layers: dict[nn.Module, nn.Module] = {}
-        with torch.no_grad():
-            for site in sites:
-                layers[site.norm] = self._convert(site, copied)
-                replaced |= dict.fromkeys(site.modules(), site)
+        copied, layers = self.convert_copy(sites, dtype)
+        replaced = {module for site in sites for module in site.modules()}
         old = {copied.modules[m] for m in replaced}
         there = self._run(copied, replaced, dtype)
         for mode, here in runs.items():
@@ -134,21 +173,6 @@ class Trial:
             if difference is not None:
                 return f"in {mode} mode, {difference}"
         return None
-
-    def _convert(self, site: Site, copied: Copied) -> nn.Module:
-        """Carry out the plan for one BatchNorm in a copy; return the new layer."""
-        norm = copied.modules[site.norm]
-        assert isinstance(norm, _BatchNorm)
-        parameters = batchnorm_parameters(norm, centered=False, normalized_filters=site.scales())
-        if site.scales() and site.source is not None:
-            source: Any = copied.modules[site.source]
-            scale_filters_(source, inverse_sigma(norm))
-        bias = None
-        if not isinstance(site.match, str):
-            bias = copied.modules[site.match.conv].bias
-        built = build(site, parameters, conv_bias=bias, of=copied.modules.__getitem__)
-        replace_modules(copied.model, built.replacements)
-        return built.layer
 
     def _wrong_calls(
         self,
@@ -167,7 +191,7 @@ class Trial:
                 return f"{self.names[norm]} is called, and its replacement is not"
         return None
 
-    def _comparable(self, record: Record, replaced: Mapping[nn.Module, Site]) -> Record:
+    def _comparable(self, record: Record, replaced: Collection[nn.Module]) -> Record:
         """Return a record without the modules that a plan replaces."""
         names = set(self._compared(replaced).values())
         names |= {f"{name} (input)" for name in names}
@@ -178,7 +202,7 @@ class Trial:
             record.kept,
         )
 
-    def _compared(self, replaced: Mapping[nn.Module, Site]) -> dict[nn.Module, str]:
+    def _compared(self, replaced: Collection[nn.Module]) -> dict[nn.Module, str]:
         """Return the modules whose values a plan must not change.
 
         These are the modules outside of what is replaced, and those with hooks.
@@ -203,36 +227,48 @@ class Trial:
         return copied
 
     def _run(
-        self, copied: Copied, replaced: Mapping[nn.Module, Site], dtype: torch.dtype | None
+        self, copied: Copied, replaced: Collection[nn.Module], dtype: torch.dtype | None
     ) -> dict[str, Record]:
         """Run a copy in both modes."""
         args, kwargs = example_arguments(tree_map(lambda a: _cast(a, dtype), self.example))
         names = {copied.modules[m]: name for m, name in self._compared(replaced).items()}
         forbidden = set(self.names) - self.held
         records = {}
-        held = {m: m.training for outer in self.held for m in outer.modules()}
-        try:
-            for module in held:
-                module.training = False
-            for mode in ("evaluation", "training"):
-                copied.model.train(mode == "training")
-                for module in copied.model.modules():
-                    if isinstance(module, _BatchNorm):
-                        module.eval()
-                with (
-                    warnings.catch_warnings(),
-                    preserved_random_state(),
-                    torch.set_grad_enabled(mode == "training"),
-                ):
-                    warnings.simplefilter("ignore")
-                    seed_everything(_SEED)
-                    records[mode] = record_run(
-                        copied.model, lambda: copied.model(*args, **kwargs), names, forbidden
-                    )
-        finally:
-            for module, training in held.items():
-                module.training = training
+        for mode in ("evaluation", "training"):
+            copied.model.train(mode == "training")
+            for module in copied.modules.values():  # also those that were replaced
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+            with (
+                warnings.catch_warnings(),
+                copied.isolated(),
+                torch.set_grad_enabled(mode == "training"),
+            ):
+                warnings.simplefilter("ignore")
+                seed_everything(_SEED)
+                records[mode] = record_run(
+                    copied.model, lambda: copied.model(*args, **kwargs), names, forbidden
+                )
         return records
+
+
+def example_outputs(model: nn.Module, example: Any) -> list[Tensor]:
+    """Return the outputs of a copy of a model in eval mode, in fp64 on the CPU."""
+    copied = copy_model(model, share_parameters=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = tensors_in(run_example(copied, example, ()))
+        return [t.double().cpu() for t in found if t.is_floating_point()]
+
+
+def relative_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """Return the largest difference of outputs, relative to the largest output."""
+    if [t.shape for t in before] != [t.shape for t in after]:
+        return math.inf
+    largest = max((float(t.abs().max()) for t in before if t.numel()), default=0.0)
+    pairs = zip(before, after, strict=True)
+    differences = [float((a - b).abs().max()) for a, b in pairs if a.numel()]
+    return max(differences, default=0.0) / max(largest, 1e-30)
 
 
 class _Values:
@@ -275,7 +311,8 @@ class _Values:
         _randomize_(other.model)
         for norm in self.done:
             there: Any = other.modules[self.original[norm]]
-            there.running_mean, there.running_var = norm.running_mean, norm.running_var  # type: ignore[union-attr]
+            for name in ("running_mean", "running_var"):
+                setattr(there, name, getattr(norm, name).clone())
 
     def remove_hooks(self) -> None:
         for hook in self.hooks:
@@ -312,9 +349,9 @@ def settle(trial: Trial, sites: Sequence[Site]) -> None:
             site.lower(Level.SKIPPED, "a reference that cannot be replaced calls it")
         elif trial.held.intersection(site.modules()):
             site.lower(Level.REPLACED, "a reference that cannot be replaced calls a neighbor")
-        elif trial.verifies_training and site.norm not in trial.reached:
+        elif trial.unverified is None and site.norm not in trial.reached:
             site.lower(Level.REPLACED, "not reached by the example, so not verified")
-    if trial.unverified and "meta" in trial.unverified:
+    if not trial.can_compare:
         return
     sites = [site for site in sites if site.level != Level.SKIPPED]
     difference = trial.difference(sites)
