@@ -1,6 +1,6 @@
 """A campaign of structures that mislead a converter: none may be wrong without saying so.
 
-Each model of tests/convert/tricky.py is converted with an example. Then the outputs are those of
+Each model of tests/convert/tricky_*.py is converted with an example. Then the outputs are those of
 the BatchNorm model in both modes, every new layer is called and trained, no removed layer is, and
 the conversion has changed nothing else.
 """
@@ -21,7 +21,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from deepcontrol import to_agc
 from deepcontrol.convert import Report
 from deepcontrol.nn import AGC2d, AGCConv2d
+from tests.convert import tricky_code, tricky_layers, tricky_references
 from tests.convert.tricky import CASES, Case
+
+MODULES = (tricky_code, tricky_layers, tricky_references)  # importing them fills CASES
 
 SEED = 7
 

@@ -6,7 +6,7 @@ has changed. The converted model runs on two inputs to find them, however the me
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .copies import seed_everything
+from .copies import Copied, seed_everything
 from .dataflow import example_arguments
 from .plan import Level, Site
 from .verify import Lambdas, Trial
@@ -46,8 +46,11 @@ def constant_features(trial: Trial, sites: Sequence[Site], lambdas: Lambdas) -> 
         lambdas: The initial lambda of each BatchNorm.
     """
     sites = [site for site in sites if site.level != Level.SKIPPED]
-    first = _run(trial, sites, lambdas, change_input=False)
-    second = _run(trial, sites, lambdas, change_input=True)
+    copied, layers = trial.convert_copy(sites, lam=lambdas)
+    first, second = (
+        _run(copied, {layers[site.norm]: site for site in sites}, trial.example, change)
+        for change in (False, True)
+    )
     if first is None or second is None or len(first) != len(second):
         return None  # the code takes another path for the other input
     changes = []
@@ -68,12 +71,11 @@ def constant_features(trial: Trial, sites: Sequence[Site], lambdas: Lambdas) -> 
 
 
 def _run(
-    trial: Trial, sites: Sequence[Site], lambdas: Lambdas, *, change_input: bool
+    copied: Copied, layers: Mapping[nn.Module, Site], example: Any, change_input: bool
 ) -> list[_Value] | None:
     """Run the converted model and record everything computed from the outputs of AGC layers."""
     values: list[_Value] = []
     index = WeakTensorKeyDictionary()
-    copied, layers = trial.convert_copy(sites, lam=lambdas)
     running = set[nn.Module]()  # AGC layers, which take means themselves
 
     def append(
@@ -100,16 +102,15 @@ def _run(
             return output
 
     hooks = []
-    for site in sites:
 
-        def leave(layer: nn.Module, args: Any, output: Tensor, site: Site = site) -> None:
-            running.discard(layer)
-            append(output, "agc", (), frozenset({site}))
+    def leave(layer: nn.Module, args: Any, output: Tensor) -> None:
+        running.discard(layer)
+        append(output, "agc", (), frozenset({layers[layer]}))
 
-        layer = layers[site.norm]
+    for layer in layers:
         hooks.append(layer.register_forward_pre_hook(lambda layer, args: running.add(layer)))
         hooks.append(layer.register_forward_hook(leave))
-    args, kwargs = example_arguments(trial.example)
+    args, kwargs = example_arguments(example)
     try:
         with torch.no_grad(), warnings.catch_warnings(), copied.isolated():
             warnings.simplefilter("ignore")

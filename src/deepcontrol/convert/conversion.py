@@ -52,8 +52,11 @@ class Conversion:
         self.init = init
         self.lam = lam
         self.selected = select_batchnorms(self.norms, where)
+        self.trailing: dict[nn.Module, list[nn.Module]] = {}
         for name, norm in self.norms.items():
-            if norm in self.selected and trailing_layers(norm) is not None:
+            trailing = trailing_layers(norm) if norm in self.selected else None
+            if trailing is not None:
+                self.trailing[norm] = trailing
                 check_can_start(name, norm, init)
         self.flow = trace_dataflow(model, self.selected, example)
         self.trial = Trial(model, self.selected, example) if example is not None else None
@@ -90,15 +93,16 @@ class Conversion:
         """Plan the conversion of each BatchNorm, and verify the plan on the example."""
         sites: dict[nn.Module, Site] = {}
         for name, norm in self.norms.items():
-            trailing = trailing_layers(norm) if norm in self.selected else None
-            if trailing is not None:
+            if norm in self.trailing:
                 match = match_conv_norm_act(norm, self.flow)
                 source = scalable_source(norm, self.flow)
                 if source is not None and any(
                     self.owners[p] != 1 for p in source.parameters(recurse=False)
                 ):
                     source = None
-                sites[norm] = Site(name, norm, match, trailing, source, self._dims(name, norm))
+                sites[norm] = Site(
+                    name, norm, match, self.trailing[norm], source, self._dims(name, norm)
+                )
         if self.trial is not None:
             settle(self.trial, list(sites.values()))
         return sites
@@ -224,14 +228,14 @@ class Conversion:
         )
 
     def tie(self) -> list[str]:
-        """Tie the gains and biases of BatchNorms that share theirs; return those that differ now."""
+        """Tie the gains and biases of BatchNorms that share theirs; return those that differ."""
         untied = []
         for name in ("weight", "bias"):
             groups: dict[nn.Parameter, list[nn.Module]] = {}
             for norm, layer in self.layers.items():
                 own = norm._parameters.get(name)
                 if own is not None:
-                    groups.setdefault(own, []).append(layer)  # type: ignore[arg-type]
+                    groups.setdefault(own, []).append(layer)
             for layers in groups.values():
                 attribute = [_attribute(layer, name) for layer in layers]
                 first = getattr(layers[0], attribute[0])

@@ -115,7 +115,8 @@ class _Copier:
         return copied
 
     def _attributes(self, value: Any) -> Any:
-        copied = type(value).__new__(type(value))
+        kind: Any = type(value)
+        copied = kind.__new__(kind)
         self.memo[id(value)] = copied
         for name, attribute in list(vars(value).items()):
             copied.__dict__[name] = self.copy(attribute)
@@ -124,8 +125,10 @@ class _Copier:
     def _container(self, value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(self.copy, value))
-        copied = copy.copy(value)
-        copied.clear()
+        if isinstance(value, defaultdict):
+            copied: Any = defaultdict(self.copy(value.default_factory))
+        else:
+            copied = type(value)()
         self.memo[id(value)] = copied
         if isinstance(value, dict):
             for key, item in list(value.items()):
@@ -159,18 +162,14 @@ class _Copier:
 
 def _is_plain(value: Any) -> bool:
     """Return whether an object is its attributes, and nothing else."""
-    kind = type(value)
+    kind: Any = type(value)
     if hasattr(kind, "__deepcopy__") or not hasattr(value, "__dict__"):
         return False
     if isinstance(value, nn.Module):
         return True
-    return (
-        kind.__new__ is object.__new__
-        and kind.__reduce_ex__ is object.__reduce_ex__
-        and kind.__reduce__ is object.__reduce__
-        and kind.__getstate__ is object.__getstate__  # type: ignore[attr-defined]
-        and not any("__slots__" in vars(base) for base in kind.__mro__)
-    )
+    methods = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
+    default = all(getattr(kind, method) is getattr(object, method) for method in methods)
+    return default and not any("__slots__" in vars(base) for base in kind.__mro__)
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def batchnorm_parameters(
 
     Args:
         norm: The BatchNorm, with running statistics.
-        lam: The initial lambda: the share of the sample's own mean, which replaces the running mean.
+        lam: The initial lambda, the share of the running mean that the sample's own mean replaces.
         normalized_filters: Whether the filters before the norm are divided by sigma.
         trainable: Whether parameters that the BatchNorm does not have require gradients.
     """
@@ -187,7 +187,7 @@ def _parameters(
 
 
 def _sources(norm: _BatchNorm, name: str) -> list[nn.Parameter]:
-    """Return the parameters that gamma or beta is computed from, if it is parametrized or pruned."""
+    """Return the parameters that gamma or beta is, or is computed from (parametrized, pruned)."""
     own = getattr(norm, name)
     if own is None or isinstance(own, nn.Parameter):
         return [] if own is None else [own]

@@ -11,7 +11,7 @@ from .batchnorms import Where, keeps_function, refuse_frozen, warn_trained
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
 from .replace import replace_modules
-from .report import Change, Report
+from .report import Report
 from .start import correct_scales_
 from .verify import example_outputs, relative_difference
 

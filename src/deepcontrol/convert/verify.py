@@ -73,8 +73,8 @@ class Trial:
             try:
                 reference = self._reference(None)
                 break
-            except CalledOutsideError as called:
-                self.held.add(called.module)
+            except CalledOutsideError as error:
+                self.held.add(error.module)
         runs, values = reference
         evaluation, training = runs["evaluation"], runs["training"]
         called = {*evaluation.calls, *training.calls}
@@ -87,8 +87,8 @@ class Trial:
         if evaluation.error is not None:
             raise evaluation.error
         if training.error is not None and self.unverified is None:
-            error = f"{type(training.error).__name__}: {training.error}"
-            self.unverified = f"training mode, in which the example raises {error}"
+            why = f"{type(training.error).__name__}: {training.error}"
+            self.unverified = f"training mode, in which the example raises {why}"
         self.references[None] = reference
 
     def _reference(self, dtype: torch.dtype | None) -> "tuple[dict[str, Record], _Values]":
@@ -146,7 +146,7 @@ class Trial:
                 if site.scales() and site.source is not None:
                     source: Any = copied.modules[site.source]
                     scale_filters_(source, inverse_sigma(norm))
-                bias = None
+                bias: Any = None
                 if not isinstance(site.match, str):
                     bias = copied.modules[site.match.conv].bias
                 built = build(site, parameters, conv_bias=bias, of=copied.modules.__getitem__)
@@ -205,19 +205,16 @@ class Trial:
     def _compared(self, replaced: Collection[nn.Module]) -> dict[nn.Module, str]:
         """Return the modules whose values a plan must not change.
 
-        These are the modules outside of what is replaced, and those with hooks.
+        These are the leaves outside of what is replaced, the model itself, and modules with hooks.
         """
         changed = [self.names[module] for module in replaced]
         inside = tuple(f"{name}." for name in changed)
-        around = {name.rpartition(".")[0] for name in changed}
-        while more := {name.rpartition(".")[0] for name in around} - around:
-            around |= more
-        excluded = {*changed, *around}
         return {
             module: name
             for module, name in self.names.items()
-            if (name not in excluded and not (inside and name.startswith(inside)))
-            or (module not in replaced and has_hooks(module))
+            if module not in replaced
+            and not (inside and name.startswith(inside))
+            and (module is self.model or not module._modules or has_hooks(module))
         }
 
     def _copy(self, dtype: torch.dtype | None) -> Copied:
