@@ -70,6 +70,11 @@ class Site:
         fused = activation is not None and self.level == Level.WITH_ACTIVATION
         return [self.match.conv, self.norm, *([activation] if fused and activation else [])]
 
+    def changed(self) -> list[nn.Module]:
+        """Return the modules whose values the plan changes: the filters of one may be scaled."""
+        scaled = [self.source] if self.source is not None and self.scales() else []
+        return [*self.modules(), *scaled]
+
     def scales(self) -> bool:
         """Return whether filters are divided by sigma to start from the trained BatchNorm."""
         return self.source is not None and self.level < Level.UNSCALED

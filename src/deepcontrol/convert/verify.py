@@ -160,16 +160,16 @@ class Trial:
     ) -> str | None:
         runs, values = self.references[dtype]
         copied, layers = self.convert_copy(sites, dtype)
-        replaced = {module for site in sites for module in site.modules()}
-        old = {copied.modules[m] for m in replaced}
-        there = self._run(copied, replaced, dtype)
+        changed = {module for site in sites for module in site.changed()}
+        removed = {copied.modules[m] for site in sites for m in site.modules()}
+        there = self._run(copied, changed, dtype)
         for mode, here in runs.items():
             if here.error is not None:
                 continue
-            expected, found = self._comparable(here, replaced), there[mode]
+            expected, found = self._comparable(here, changed), there[mode]
             difference = expected.difference(found, tolerance)
             if difference is None:
-                difference = self._wrong_calls(here, found, values.copied, layers, old)
+                difference = self._wrong_calls(here, found, values.copied, layers, removed)
             if difference is not None:
                 return f"in {mode} mode, {difference}"
         return None
@@ -180,10 +180,10 @@ class Trial:
         there: Record,
         reference: Copied,
         layers: Mapping[nn.Module, nn.Module],
-        old: set[nn.Module],
+        removed: set[nn.Module],
     ) -> str | None:
         """Return which layer is called too often or too rarely, or None."""
-        for module in old:
+        for module in removed:
             if there.calls[module]:
                 return f"the removed {type(module).__name__} is still called"
         for norm, layer in layers.items():
@@ -191,9 +191,9 @@ class Trial:
                 return f"{self.names[norm]} is called, and its replacement is not"
         return None
 
-    def _comparable(self, record: Record, replaced: Collection[nn.Module]) -> Record:
-        """Return a record without the modules that a plan replaces."""
-        names = set(self._compared(replaced).values())
+    def _comparable(self, record: Record, changed: Collection[nn.Module]) -> Record:
+        """Return a record without the modules that a plan changes."""
+        names = set(self._compared(changed).values())
         names |= {f"{name} (input)" for name in names}
         return Record(
             [event for event in record.events if event[0] in names],
@@ -202,17 +202,16 @@ class Trial:
             record.kept,
         )
 
-    def _compared(self, replaced: Collection[nn.Module]) -> dict[nn.Module, str]:
+    def _compared(self, changed: Collection[nn.Module]) -> dict[nn.Module, str]:
         """Return the modules whose values a plan must not change.
 
-        These are the leaves outside of what is replaced, the model itself, and modules with hooks.
+        These are the leaves outside of what is changed, the model itself, and modules with hooks.
         """
-        changed = [self.names[module] for module in replaced]
-        inside = tuple(f"{name}." for name in changed)
+        inside = tuple(f"{self.names[module]}." for module in changed)
         return {
             module: name
             for module, name in self.names.items()
-            if module not in replaced
+            if module not in changed
             and not (inside and name.startswith(inside))
             and (module is self.model or not module._modules or has_hooks(module))
         }
@@ -224,11 +223,11 @@ class Trial:
         return copied
 
     def _run(
-        self, copied: Copied, replaced: Collection[nn.Module], dtype: torch.dtype | None
+        self, copied: Copied, changed: Collection[nn.Module], dtype: torch.dtype | None
     ) -> dict[str, Record]:
         """Run a copy in both modes."""
         args, kwargs = example_arguments(tree_map(lambda a: _cast(a, dtype), self.example))
-        names = {copied.modules[m]: name for m, name in self._compared(replaced).items()}
+        names = {copied.modules[m]: name for m, name in self._compared(changed).items()}
         forbidden = set(self.names) - self.held
         records = {}
         for mode in ("evaluation", "training"):
