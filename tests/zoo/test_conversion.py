@@ -51,13 +51,13 @@ def test_meta_device_converts_as_the_cpu_does() -> None:
 
 def test_one_warning_for_many_pooled_layers() -> None:
     """The gates of SENet pool maps that no activation follows."""
-    model = timm.create_model("legacy_seresnet18")
+    model = timm.create_model("seresnet18")
     with pytest.warns(UserWarning, match=r"7 more \(Report.constant\)") as caught:
         _, report = to_agc(model, example=IMAGE, report=True)
     assert len([w for w in caught if "global average pooling" in str(w.message)]) == 1
     assert len(report.constant) == 8
     found = set(report.constant)
-    model = timm.create_model("legacy_seresnet18")
+    model = timm.create_model("seresnet18")
     _, report = to_agc(
         model, example=IMAGE, report=True, lam=lambda name: 0 if name in found else None
     )

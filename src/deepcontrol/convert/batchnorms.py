@@ -2,7 +2,7 @@
 
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import torch
@@ -15,6 +15,12 @@ from .copies import copy_model
 Selector = Callable[[str, nn.Module], bool] | str
 Where = Selector | Sequence[Selector]
 
+# By the name of the class, because the modules of torch.distributed are not always available.
+_WRAPPERS = {
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+    "FSDPModule": "fully_shard",
+}
 _PLAIN_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
@@ -24,21 +30,26 @@ def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
     Raises:
         ValueError: If the model has none, or contains modules that cannot be converted.
     """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, which has registered its parameters "
-            "already: convert the model before DistributedDataParallel wraps it"
-        )
     found, frozen = {}, []
-    for name, module in model.named_modules():
+    for name, module in _modules(model):
         place = _place(name)
+        wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
+        if wrapper is not None:
+            raise ValueError(
+                f"{place} is wrapped in {_WRAPPERS[wrapper]}, which has registered its parameters "
+                f"already: convert the model before {_WRAPPERS[wrapper]} wraps it"
+            )
         if isinstance(module, torch.jit.ScriptModule):
             if module is model or "BatchNorm" in module.original_name:
                 raise ValueError(
                     f"{place} is scripted, and a scripted module cannot be changed: "
-                    "convert the model first, then script it"
+                    "convert the model before it is scripted. Models with AGC can be traced "
+                    "(torch.jit.trace) or exported (torch.export), not scripted"
                 )
-        elif any(is_lazy(a) for a in (*module._parameters.values(), *module._buffers.values())):
+        elif any(
+            a is not None and is_lazy(a)
+            for a in (*module._parameters.values(), *module._buffers.values())
+        ):
             raise ValueError(
                 f"{place} ({type(module).__name__}) is not initialized yet: "
                 "run the model once on an input, then convert it"
@@ -50,6 +61,14 @@ def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
     if not found:
         raise ValueError(f"no BatchNorm in {type(model).__name__}: {_remedy(frozen)}")
     return found
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the model before its children, because a wrapper may not be initialized."""
+    yield "", model
+    for name, module in model.named_modules():
+        if module is not model:
+            yield name, module
 
 
 def _place(name: str) -> str:

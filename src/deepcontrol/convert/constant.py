@@ -110,7 +110,7 @@ def _run(
     for layer in layers:
         hooks.append(layer.register_forward_pre_hook(lambda layer, args: running.add(layer)))
         hooks.append(layer.register_forward_hook(leave))
-    args, kwargs = example_arguments(example)
+    args, kwargs = example_arguments(copied.model, example)
     try:
         with torch.no_grad(), warnings.catch_warnings(), copied.isolated():
             warnings.simplefilter("ignore")

@@ -103,6 +103,13 @@ class Conversion:
                 sites[norm] = Site(
                     name, norm, match, self.trailing[norm], source, self._dims(name, norm)
                 )
+        for parent in self.names:
+            # Their forward uses the statistics of the BatchNorm inside.
+            if type(parent).__module__.startswith("torch.ao."):
+                self.flow.read |= set(parent.children())
+        for site in sites.values():
+            if site.norm in self.flow.read:
+                site.lower(Level.SKIPPED, "other code reads its running statistics")
         if self.trial is not None:
             settle(self.trial, list(sites.values()))
         return sites
@@ -303,6 +310,8 @@ class Conversion:
                 return d
         if norm in self.maps:
             return max(self.maps[norm][0], 1)
+        if isinstance(self.flow.sole_producer(norm), nn.Linear):
+            return 1
         conv_dims = {
             d for d in (1, 2, 3) for m in self.names if isinstance(m, getattr(nn, f"Conv{d}d"))
         }

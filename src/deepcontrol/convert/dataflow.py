@@ -55,7 +55,8 @@ class Dataflow:
 
     traced_in maps a module to the part of the model that was traced to find its neighbors.
     unconfirmed are the modules that untraced code may call as well. graphs maps each traced part
-    to the graphs of all paths through its code; parts inside of a traced part are left out.
+    to the graphs of all paths through its code; parts inside of a traced part are left out. read
+    are the modules whose buffers other code reads (functional.batch_norm with their statistics).
     """
 
     producers: dict[nn.Module, set[Endpoint]] = field(default_factory=lambda: defaultdict(set))
@@ -63,6 +64,7 @@ class Dataflow:
     traced_in: dict[nn.Module, nn.Module] = field(default_factory=dict)
     unconfirmed: set[nn.Module] = field(default_factory=set)
     graphs: dict[nn.Module, list[fx.Graph]] = field(default_factory=dict)
+    read: set[nn.Module] = field(default_factory=set)
 
     def connect(self, producer: Endpoint, consumer: Endpoint) -> None:
         if isinstance(producer, nn.Module):
@@ -101,11 +103,26 @@ def trace_dataflow(model: nn.Module, targets: Iterable[nn.Module], example: Any 
     return flow
 
 
-def example_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that an example stands for."""
-    if isinstance(example, dict):
+def example_arguments(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that an example stands for.
+
+    A list is one input, as detection models take it. A dict is one input if forward does not accept
+    its keys as keyword arguments.
+    """
+    if isinstance(example, tuple):
+        return example, {}
+    if isinstance(example, dict) and accepts_keywords(model, example):
         return (), example
-    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
+    return (example,), {}
+
+
+def accepts_keywords(model: nn.Module, keywords: Mapping[str, Any]) -> bool:
+    """Return whether forward accepts these keyword arguments."""
+    try:
+        inspect.signature(model.forward).bind(**keywords)
+    except TypeError:
+        return False
+    return True
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -137,6 +154,7 @@ def _trace_parts(
         found = _sequential_dataflow(root)
     if all(root not in set(part.modules()) for part in flow.graphs):
         flow.graphs |= found.graphs
+    flow.read |= found.read
     inside = set(root.modules())
     called = set(found.producers) - set(flow.producers)
     for module in called:
@@ -205,7 +223,10 @@ def _trace_fx(root: nn.Module) -> Dataflow:
     flow.graphs[root] = graphs
     for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
         if node.op == "get_attr":  # a parameter read by name: its module is not only called
-            owner = root.get_submodule(node.target.rpartition(".")[0])
+            path, _, attribute = node.target.rpartition(".")
+            owner = root.get_submodule(path)
+            if attribute in owner._buffers:
+                flow.read.add(owner)
             flow.connect(owner, Other.UNKNOWN)
             flow.connect(Other.UNKNOWN, owner)
         elif not _is_identity(node, root):
@@ -342,7 +363,7 @@ def run_example(copied: Copied, example: Any, hooks: Iterable[RemovableHandle]) 
     Returns:
         The output of the model.
     """
-    args, kwargs = example_arguments(example)
+    args, kwargs = example_arguments(copied.model, example)
     try:
         with torch.no_grad(), copied.isolated():
             return copied.model.eval()(*args, **kwargs)

@@ -82,7 +82,8 @@ def fold(model: nn.Module) -> nn.Module:
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
             "the model is scripted, and a scripted module cannot be changed: "
-            "fold the model first, then script it"
+            "fold the model before it is scripted. Folded models can be traced (torch.jit.trace) "
+            "or exported (torch.export), not scripted"
         )
     if not any(isinstance(m, (_AGC, _AGCConv, AGCLinear)) for m in model.modules()):
         raise ValueError(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .dataflow import HOOKS
-from .start import PARAMETER_HOOKS
+from .start import computes_parameter
 
 _OWN_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_ITEMS = 1000  # longer containers hold data
@@ -44,7 +44,7 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
     """Give a module the hooks of the module that it replaces."""
     for name in HOOKS:
         hooks = getattr(old, name)
-        for key in [k for k, hook in hooks.items() if isinstance(hook, PARAMETER_HOOKS)]:
+        for key in [k for k, hook in hooks.items() if computes_parameter(hook)]:
             del hooks[key]
         if hooks:
             # The dicts themselves, because the handles of the hooks refer to them.

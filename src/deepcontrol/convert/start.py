@@ -9,17 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
-from torch.nn.utils.prune import BasePruningMethod
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 
 from ..nn.init import CENTERING_GAIN, is_agc_over_maps, scale_output_, unit_scale
 from ..ops.layout import accumulate_dtype
 from .copies import copy_model
 from .dataflow import run_example
 
-# Forward pre-hooks that compute a parameter of their module.
-PARAMETER_HOOKS = (BasePruningMethod, SpectralNorm, WeightNorm)
 TOLERANCE = 2.0  # factor by which the deviation of a map may differ from its target
 
 
@@ -157,8 +152,15 @@ def batchnorm_parameters(
 def _refresh(norm: _BatchNorm) -> None:
     """Compute the parameters that a hook derives before each call (pruning)."""
     for hook in norm._forward_pre_hooks.values():
-        if isinstance(hook, PARAMETER_HOOKS):
+        if computes_parameter(hook):
             hook(norm, ())
+
+
+def computes_parameter(hook: Any) -> bool:
+    """Return whether a hook computes a parameter: weight norm, spectral norm and pruning do."""
+    # By name, because `import torch` does not load torch.nn.utils.prune.
+    names = {base.__name__ for base in type(hook).__mro__}
+    return bool(names & {"BasePruningMethod", "SpectralNorm", "WeightNorm"})
 
 
 def inverse_sigma(norm: _BatchNorm) -> Tensor:

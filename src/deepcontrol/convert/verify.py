@@ -226,7 +226,8 @@ class Trial:
         self, copied: Copied, changed: Collection[nn.Module], dtype: torch.dtype | None
     ) -> dict[str, Record]:
         """Run a copy in both modes."""
-        args, kwargs = example_arguments(tree_map(lambda a: _cast(a, dtype), self.example))
+        example = tree_map(lambda a: _cast(a, dtype), self.example)
+        args, kwargs = example_arguments(copied.model, example)
         names = {copied.modules[m]: name for m, name in self._compared(changed).items()}
         forbidden = set(self.names) - self.held
         records = {}
