@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 from deepcontrol import AGC1d, AGCConv2d, calibrate, fold, to_agc
 from deepcontrol.nn import saved_bytes
@@ -79,7 +80,7 @@ def test_sharded_parts_raise(wrapper: str) -> None:
     """Classes with the names of torch.distributed's."""
     kind = type(wrapper, (nn.Sequential,), {})
     part = type("FSDPSequential", (kind,), {})(*row(3, 8))
-    with pytest.raises(ValueError, match="'1' is wrapped in .*: convert the model before"):
+    with pytest.raises(ValueError, match=r"'1' is wrapped in .*: convert the model before"):
         to_agc(nn.Sequential(row(3, 3), part))
 
 
@@ -154,3 +155,69 @@ def test_converted_and_folded_models_can_be_traced() -> None:
         network.requires_grad_(False)
         traced = torch.jit.trace(network, x)
         torch.testing.assert_close(traced(x), network(x), rtol=1e-5, atol=1e-5)
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """The layer of torchvision."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.eps = 1e-3
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            self.register_buffer(name, torch.rand(channels) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+
+
+def with_frozen() -> nn.Module:
+    return trained(
+        nn.Sequential(nn.Conv2d(3, 8, 3), FrozenBatchNorm2d(8), nn.ReLU(), *row(8, 4))
+    ).eval()
+
+
+def test_frozen_batchnorms_are_listed_or_converted() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    _, report = to_agc(model := with_frozen(), init="bn", report=True)
+    assert [(c.name, c.kind) for c in report] == [("4", "fused"), ("1", "skipped")]
+    assert "frozen=True converts it" in str(report)
+    assert isinstance(model[1], FrozenBatchNorm2d)
+
+    model = with_frozen()
+    expected = model(x)
+    _, report = to_agc(model, init="bn", frozen=True, example=x, report=True)
+    assert [c.kind for c in report] == ["fused", "fused"]
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+    assert [p.requires_grad for n, p in model[0].named_parameters() if n != "weight"] == [False] * 3
+    assert model[3].gain.requires_grad
+
+
+def test_frozen_batchnorms_stay_after_an_error() -> None:
+    model = with_frozen()
+    with pytest.raises(ValueError, match=r"where='nothing' matches no BatchNorm"):
+        to_agc(model, "nothing", init="bn", frozen=True)
+    assert isinstance(model[1], FrozenBatchNorm2d)
+    with pytest.raises(ValueError, match="frozen=True keeps the function"):
+        to_agc(model, init="paper", frozen=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["weight norm", "spectral norm", "pruned", "scripted child"])
+def test_folds_models_with_computed_filters(kind: str) -> None:
+    conv = nn.Conv2d(8, 8, 3)
+    if kind == "weight norm":
+        torch.nn.utils.weight_norm(conv)
+    elif kind == "spectral norm":
+        torch.nn.utils.spectral_norm(conv)
+    elif kind == "pruned":
+        prune.random_unstructured(conv, "weight", 0.5)
+    else:
+        conv = torch.jit.script(nn.Sequential(conv, nn.Sigmoid()))
+    model = nn.Sequential(AGCConv2d(3, 8, 3), conv, nn.Tanh(), AGCConv2d(8, 4, 3)).eval()
+    x = torch.randn(2, 3, 12, 12)
+    model(x)  # the filters are now tensors of an autograd graph
+    expected = model(x)
+    torch.testing.assert_close(fold(model)(x), expected, rtol=1e-5, atol=1e-5)

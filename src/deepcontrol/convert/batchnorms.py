@@ -4,6 +4,7 @@ import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,10 +57,32 @@ def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
             )
         elif isinstance(module, _BatchNorm):
             found[name] = module
-        elif "FrozenBatchNorm" in type(module).__name__:
+        elif is_frozen_class(module):
             frozen.append(place)
     if not found:
         raise ValueError(f"no BatchNorm in {type(model).__name__}: {_remedy(frozen)}")
+    return found
+
+
+def is_frozen_class(module: nn.Module) -> bool:
+    """Return whether a module is a FrozenBatchNorm2d of torchvision, detectron2 or others."""
+    return "FrozenBatchNorm" in type(module).__name__
+
+
+def batchnorms_of_frozen(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Return an nn.BatchNorm2d with the same values for each FrozenBatchNorm2d of a model.
+
+    Its parameters do not require gradients.
+    """
+    found: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        if is_frozen_class(module):
+            frozen: Any = module
+            norm = nn.BatchNorm2d(len(frozen.weight), eps=getattr(frozen, "eps", 1e-5))
+            norm = norm.to(frozen.weight).train(frozen.training).requires_grad_(False)
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                getattr(norm, name).data.copy_(getattr(frozen, name))
+            found[module] = norm
     return found
 
 
@@ -78,8 +101,8 @@ def _place(name: str) -> str:
 def _remedy(frozen: list[str]) -> str:
     if frozen:
         return (
-            f"{frozen[0]} is a frozen BatchNorm with constant statistics; build the model with "
-            "nn.BatchNorm2d, load its weights, and convert it with init='bn'"
+            f"{frozen[0]} is a frozen BatchNorm with constant statistics; convert it with "
+            "frozen=True and init='bn', or build the model with nn.BatchNorm2d to train it"
         )
     return "there is nothing to convert"
 

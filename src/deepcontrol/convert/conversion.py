@@ -18,6 +18,7 @@ from .batchnorms import (
     Where,
     check_can_start,
     find_batchnorms,
+    is_frozen_class,
     keeps_function,
     select_batchnorms,
     trailing_layers,
@@ -259,6 +260,15 @@ class Conversion:
         why = "called, but not registered as a submodule"
         kinds = self.trial.unregistered if self.trial is not None else []
         return [Change("(not registered)", kind, kind, "skipped", why) for kind in kinds]
+
+    def frozen(self) -> list[Change]:
+        """Return an entry for each FrozenBatchNorm2d, which stays."""
+        why = "frozen, with constant statistics; frozen=True converts it"
+        return [
+            Change(name, type(module).__name__, type(module).__name__, "skipped", why)
+            for module, name in self.names.items()
+            if is_frozen_class(module)
+        ]
 
     def constant(self) -> tuple[str, ...]:
         """Return the names of the BatchNorms that constant features would be computed from."""

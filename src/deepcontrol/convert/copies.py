@@ -66,7 +66,8 @@ def copy_model(model: nn.Module, *, share_parameters: bool = False) -> Copied:
     copier = _Copier()
     if share_parameters:
         copier.memo = {id(p): p for p in model.parameters()}
-    copied = copier.copy(model)
+    with torch.no_grad():  # autograd would record the copy of a scripted module
+        copied = copier.copy(model)
     names = dict(copied.named_modules(remove_duplicate=False))
     pairs = model.named_modules(remove_duplicate=False)
     return Copied(copied, {module: names[name] for name, module in pairs})

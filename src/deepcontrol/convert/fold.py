@@ -11,7 +11,6 @@ covers. Nothing passes over the output of the convolution: at batch 1, beta - la
 convolution's own bias.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
@@ -30,6 +29,7 @@ from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps
 from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
+from .copies import copy_model
 from .dataflow import has_hooks, trace_dataflow
 from .layers import (
     conv_options,
@@ -90,7 +90,7 @@ def fold(model: nn.Module) -> nn.Module:
             f"no AGC layer in {type(model).__name__}: convert it with to_agc first; a folded or "
             "calibrated model cannot be folded again"
         )
-    model = copy.deepcopy(model).eval().requires_grad_(False)
+    model = copy_model(model).model.eval().requires_grad_(False)
     model = replace_modules(model, _fuse_agc_layers(model))
     replacements: dict[nn.Module, nn.Module] = {}
     with torch.no_grad():

@@ -25,6 +25,8 @@ def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module
     Returns:
         The model, or its replacement if the model itself is replaced.
     """
+    if not replacements:
+        return model
     references = _References(replacements)
     for parent in list(model.modules()):
         for name, child in parent._modules.items():

@@ -7,7 +7,13 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import nn
 
-from .batchnorms import Where, keeps_function, refuse_frozen, warn_trained
+from .batchnorms import (
+    Where,
+    batchnorms_of_frozen,
+    keeps_function,
+    refuse_frozen,
+    warn_trained,
+)
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
 from .replace import replace_modules
@@ -29,6 +35,7 @@ def to_agc(
     report: Literal[False] = False,
     *,
     lam: Lam | None = None,
+    frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module: ...
@@ -43,6 +50,7 @@ def to_agc(
     *,
     report: Literal[True],
     lam: Lam | None = None,
+    frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[nn.Module, Report]: ...
@@ -56,6 +64,7 @@ def to_agc(
     report: bool = False,
     *,
     lam: Lam | None = None,
+    frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module | tuple[nn.Module, Report]:
@@ -125,6 +134,8 @@ def to_agc(
             number, or None for the default: 1, and 0 for maps of one position. A number is not used
             for maps of one position. With a lambda below 1, part of the mean of each map remains,
             which layers before global average pooling need. Not for "bn".
+        frozen: Only for "bn" and "centered": also convert the FrozenBatchNorm2d layers of detection
+            models. They start as the same function, and their parameters do not require gradients.
         data: Only for "bn" and "centered": batches of new images, on which the statistics of all
             BatchNorms are estimated again first (reestimate_statistics).
         generator: Random number generator for the filters of init="scratch"; torch's default if
@@ -167,7 +178,18 @@ def to_agc(
             "lam is the initial lambda, and init='bn' keeps the function of the BatchNorms, which "
             "needs lambda 0: use init='centered', 'scratch' or 'paper', or leave out lam"
         )
-    conversion = Conversion(model, where, init, example, lam)
+    if frozen and not keeps_function(init):
+        raise ValueError(
+            f"frozen=True keeps the function of FrozenBatchNorm2d, and init={init!r} does not: use "
+            "init='bn' or 'centered'"
+        )
+    thawed = batchnorms_of_frozen(model) if frozen else {}
+    model = replace_modules(model, thawed)
+    try:
+        conversion = Conversion(model, where, init, example, lam)
+    except Exception:
+        replace_modules(model, {norm: module for module, norm in thawed.items()})
+        raise
     if init == "scratch":
         refuse_frozen({name: layer for layer, name in conversion.initialized.items()})
     if data is not None:
@@ -192,7 +214,7 @@ def to_agc(
     if outputs is not None:
         difference = relative_difference(outputs, example_outputs(converted, example))
     result = Report(
-        changes=(*changes, *conversion.unregistered()),
+        changes=(*changes, *conversion.frozen(), *conversion.unregistered()),
         new_parameters=tuple(n for n, p in converted.named_parameters() if p not in before),
         scaled_layers=scaled,
         corrected=tuple(n for n, module in converted.named_modules() if module in corrected),
