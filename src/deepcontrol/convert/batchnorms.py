@@ -1,19 +1,27 @@
 """Find the BatchNorms of a model, select some of them, and check that they can be converted."""
 
-import copy
 import difflib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from .copies import copy_model
+
 Selector = Callable[[str, nn.Module], bool] | str
 Where = Selector | Sequence[Selector]
 
+# By the name of the class, because the modules of torch.distributed are not always available.
+_WRAPPERS = {
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+    "FSDPModule": "fully_shard",
+}
 _PLAIN_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
@@ -23,32 +31,67 @@ def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
     Raises:
         ValueError: If the model has none, or contains modules that cannot be converted.
     """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError(
-            "the model is wrapped in DistributedDataParallel, which has registered its parameters "
-            "already: convert the model before DistributedDataParallel wraps it"
-        )
     found, frozen = {}, []
-    for name, module in model.named_modules():
+    for name, module in _modules(model):
         place = _place(name)
+        wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
+        if wrapper is not None:
+            raise ValueError(
+                f"{place} is wrapped in {_WRAPPERS[wrapper]}, which has registered its parameters "
+                f"already: convert the model before {_WRAPPERS[wrapper]} wraps it"
+            )
         if isinstance(module, torch.jit.ScriptModule):
             if module is model or "BatchNorm" in module.original_name:
                 raise ValueError(
                     f"{place} is scripted, and a scripted module cannot be changed: "
-                    "convert the model first, then script it"
+                    "convert the model before it is scripted. Models with AGC can be traced "
+                    "(torch.jit.trace) or exported (torch.export), not scripted"
                 )
-        elif any(is_lazy(a) for a in (*module._parameters.values(), *module._buffers.values())):
+        elif any(
+            a is not None and is_lazy(a)
+            for a in (*module._parameters.values(), *module._buffers.values())
+        ):
             raise ValueError(
                 f"{place} ({type(module).__name__}) is not initialized yet: "
                 "run the model once on an input, then convert it"
             )
         elif isinstance(module, _BatchNorm):
             found[name] = module
-        elif "FrozenBatchNorm" in type(module).__name__:
+        elif is_frozen_class(module):
             frozen.append(place)
     if not found:
         raise ValueError(f"no BatchNorm in {type(model).__name__}: {_remedy(frozen)}")
     return found
+
+
+def is_frozen_class(module: nn.Module) -> bool:
+    """Return whether a module is a FrozenBatchNorm2d of torchvision, detectron2 or others."""
+    return "FrozenBatchNorm" in type(module).__name__
+
+
+def batchnorms_of_frozen(model: nn.Module) -> dict[nn.Module, nn.Module]:
+    """Return an nn.BatchNorm2d with the same values for each FrozenBatchNorm2d of a model.
+
+    Its parameters do not require gradients.
+    """
+    found: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        if is_frozen_class(module):
+            frozen: Any = module
+            norm = nn.BatchNorm2d(len(frozen.weight), eps=getattr(frozen, "eps", 1e-5))
+            norm = norm.to(frozen.weight).train(frozen.training).requires_grad_(False)
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                getattr(norm, name).data.copy_(getattr(frozen, name))
+            found[module] = norm
+    return found
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the model before its children, because a wrapper may not be initialized."""
+    yield "", model
+    for name, module in model.named_modules():
+        if module is not model:
+            yield name, module
 
 
 def _place(name: str) -> str:
@@ -58,8 +101,8 @@ def _place(name: str) -> str:
 def _remedy(frozen: list[str]) -> str:
     if frozen:
         return (
-            f"{frozen[0]} is a frozen BatchNorm with constant statistics; build the model with "
-            "nn.BatchNorm2d, load its weights, and convert it with init='bn'"
+            f"{frozen[0]} is a frozen BatchNorm with constant statistics; convert it with "
+            "frozen=True and init='bn', or build the model with nn.BatchNorm2d to train it"
         )
     return "there is nothing to convert"
 
@@ -173,7 +216,13 @@ def trailing_layers(norm: _BatchNorm) -> list[nn.Module] | None:
     """
     if type(norm).forward in _PLAIN_FORWARDS and "forward" not in vars(norm):
         return []
-    probe = copy.deepcopy(norm).eval()
+    # On the CPU with values, because a BatchNorm on meta computes nothing to compare.
+    probe = copy_model(norm).model
+    assert isinstance(probe, _BatchNorm)
+    if any(a.is_meta for a in (*probe.parameters(), *probe.buffers())):
+        probe.to_empty(device="cpu")
+        probe.reset_parameters()
+    probe.eval()
     like = next((a for a in (probe.weight, probe.running_mean) if a is not None), torch.empty(0))
     dims = next((d for d in (1, 2, 3) if isinstance(norm, getattr(nn, f"BatchNorm{d}d"))), 2)
     x = torch.linspace(-2, 2, 2 * norm.num_features * 3**dims).to(like)

@@ -1,6 +1,6 @@
 """Statistics over data: constant means for an AGC model, new ones for BatchNorms."""
 
-import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,8 +10,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn.agc import _AGC
 from ..ops.layout import map_mean
+from .dataflow import accepts_keywords
 from .fold import _FoldedConv, fold, plain_conv
-from .layers import parameters_of, replace_modules
+from .layers import parameters_of
+from .replace import replace_modules
 
 
 def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
@@ -37,7 +39,10 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
         The calibrated copy, in eval mode.
 
     Raises:
-        ValueError: If data has no batches, or an AGC layer of the model is never called.
+        ValueError: If data has no batches, or reaches no AGC layer of the model.
+
+    Warns:
+        UserWarning: If the data does not reach a layer. It stays as fold leaves it.
 
     >>> from deepcontrol import AGCConv2d
     >>> calibrate(AGCConv2d(3, 8, 3), [torch.randn(4, 3, 16, 16)])
@@ -64,9 +69,26 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
                 "a generator can be iterated only once"
             )
         constant: dict[nn.Module, nn.Module] = {}
+        missed = []
         for name, module in folded.named_modules():
             if module in averages:
-                constant[module] = _with_constant_mean(module, averages[module].value(name)).eval()
+                mean = averages[module].value()
+                if mean is None:
+                    missed.append(name)
+                else:
+                    constant[module] = _with_constant_mean(module, mean).eval()
+    if missed and not constant:
+        raise ValueError(
+            f"the data never reached {missed[0]!r} or any other AGC layer, so no mean is known: "
+            "add samples for which the model calls them"
+        )
+    if missed:
+        more = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
+        warnings.warn(
+            f"the data never reached {missed[0]!r}{more}, which stay folded, with the mean of each "
+            "sample. Add samples for which the model calls them to make them constant",
+            stacklevel=2,
+        )
     return replace_modules(folded, constant)
 
 
@@ -78,21 +100,12 @@ def run_batches(model: nn.Module, data: Iterable[Any]) -> int:
     """
     batches = 0
     for batch in data:
-        if isinstance(batch, Mapping) and _accepts_keywords(model, batch):
+        if isinstance(batch, Mapping) and accepts_keywords(model, batch):
             model(**batch)
         else:
             model(batch[0] if isinstance(batch, (tuple, list)) else batch)
         batches += 1
     return batches
-
-
-def _accepts_keywords(model: nn.Module, keywords: Mapping[str, Any]) -> bool:
-    """Return whether forward accepts these arguments. If not, it gets the dict itself."""
-    try:
-        inspect.signature(model.forward).bind(**keywords)
-    except TypeError:
-        return False
-    return True
 
 
 class _Average:
@@ -111,13 +124,9 @@ class _Average:
         self.total = total if self.total is None else self.total + total
         self.samples += len(means)
 
-    def value(self, name: str) -> Tensor:
-        if self.total is None or not self.samples:
-            raise ValueError(
-                f"the data never reached {name!r}, so its mean is unknown: "
-                "add samples for which the model calls this layer"
-            )
-        return self.total / self.samples
+    def value(self) -> Tensor | None:
+        """Return the average, or None without samples."""
+        return self.total / self.samples if self.total is not None and self.samples else None
 
 
 def _with_constant_mean(module: nn.Module, mean: Tensor) -> nn.Module:

@@ -1,16 +1,19 @@
 """Find which module consumes the output of which: the condition for fusing two modules.
 
 torch.fx traces the model's Python code, in training and in eval mode, and with optional arguments
-omitted and given. If the code branches on its input (on its shape, to pad it), both branches are
-traced. If torch.fx cannot trace a model as a whole, each of its children is traced separately, and
-an nn.Sequential that cannot be traced calls its children in order.
+omitted, given, and given one at a time. If the code branches on its input (on its shape, to pad
+it), both branches are traced. If torch.fx cannot trace a model as a whole, each of its children is
+traced separately, and an nn.Sequential that cannot be traced calls its children in order.
+
+The model itself is neither traced nor run: a copy is. Tracing has limits of its own (a Proxy is no
+Tensor, and code can notice), so the result is verified on an example: see verify.py.
 
 Code that could not be traced may also call a module inside of a traced part. Such modules are
 unconfirmed until an example input shows that they are called only from within their part. All
 untraced code counts as UNKNOWN, and UNKNOWN always prevents a fusion.
 """
 
-import copy
+import contextlib
 import inspect
 import itertools
 import warnings
@@ -21,17 +24,18 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
 from ..nn import AGC1d, AGC2d, AGC3d, AGCLinear
-from ..ops.layout import positions
+from .copies import Copied, copy_model, preserved_random_state
 
 _LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
 _AVERAGE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _FUNCTIONAL_POOLS = tuple(getattr(nn.functional, f"adaptive_avg_pool{d}d") for d in (1, 2, 3))
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MAX_BRANCHES = 4  # per path; each one doubles the number of paths
 
 
@@ -51,7 +55,8 @@ class Dataflow:
 
     traced_in maps a module to the part of the model that was traced to find its neighbors.
     unconfirmed are the modules that untraced code may call as well. graphs maps each traced part
-    to the graphs of all paths through its code; parts inside of a traced part are left out.
+    to the graphs of all paths through its code; parts inside of a traced part are left out. read
+    are the modules whose buffers other code reads (functional.batch_norm with their statistics).
     """
 
     producers: dict[nn.Module, set[Endpoint]] = field(default_factory=lambda: defaultdict(set))
@@ -59,6 +64,7 @@ class Dataflow:
     traced_in: dict[nn.Module, nn.Module] = field(default_factory=dict)
     unconfirmed: set[nn.Module] = field(default_factory=set)
     graphs: dict[nn.Module, list[fx.Graph]] = field(default_factory=dict)
+    read: set[nn.Module] = field(default_factory=set)
 
     def connect(self, producer: Endpoint, consumer: Endpoint) -> None:
         if isinstance(producer, nn.Module):
@@ -97,30 +103,31 @@ def trace_dataflow(model: nn.Module, targets: Iterable[nn.Module], example: Any 
     return flow
 
 
-def observe_maps(
-    model: nn.Module, norms: Iterable[nn.Module], example: Any
-) -> dict[nn.Module, tuple[int, int]]:
-    """Run an example and return the size of the largest map of each norm.
+def example_arguments(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments that an example stands for.
 
-    The size is (spatial dimensions, positions). Norms that the example does not reach are missing
-    from the result.
+    A list is one input, as detection models take it. A dict is one input if forward does not accept
+    its keys as keyword arguments.
     """
-    observed: dict[nn.Module, tuple[int, int]] = {}
-
-    def record(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        x = args[0] if args else kwargs["input"]
-        observed[module] = max(observed.get(module, (0, 0)), (x.dim() - 2, positions(x)))
-
-    hooks = [norm.register_forward_pre_hook(record, with_kwargs=True) for norm in norms]
-    run_example(model, example, hooks)
-    return observed
-
-
-def example_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that an example stands for."""
-    if isinstance(example, dict):
+    if isinstance(example, tuple):
+        return example, {}
+    if isinstance(example, dict) and accepts_keywords(model, example):
         return (), example
-    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
+    return (example,), {}
+
+
+def accepts_keywords(model: nn.Module, keywords: Mapping[str, Any]) -> bool:
+    """Return whether forward accepts these keyword arguments."""
+    try:
+        inspect.signature(model.forward).bind(**keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a module has forward or backward hooks."""
+    return any(getattr(module, hooks) for hooks in HOOKS)
 
 
 def is_plain_sequential(module: nn.Module) -> bool:
@@ -147,6 +154,7 @@ def _trace_parts(
         found = _sequential_dataflow(root)
     if all(root not in set(part.modules()) for part in flow.graphs):
         flow.graphs |= found.graphs
+    flow.read |= found.read
     inside = set(root.modules())
     called = set(found.producers) - set(flow.producers)
     for module in called:
@@ -207,7 +215,7 @@ def _trace_fx(root: nn.Module) -> Dataflow:
     if "forward" in vars(root):  # torch.fx would trace the forward of the class instead
         return flow
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), preserved_random_state():
             warnings.simplefilter("ignore")  # models warn about values that a Proxy does not have
             graphs = list(_path_graphs(root))
     except Exception:  # a model's code can raise anything when its input has no values
@@ -215,7 +223,10 @@ def _trace_fx(root: nn.Module) -> Dataflow:
     flow.graphs[root] = graphs
     for node in itertools.chain.from_iterable(graph.nodes for graph in graphs):
         if node.op == "get_attr":  # a parameter read by name: its module is not only called
-            owner = root.get_submodule(node.target.rpartition(".")[0])
+            path, _, attribute = node.target.rpartition(".")
+            owner = root.get_submodule(path)
+            if attribute in owner._buffers:
+                flow.read.add(owner)
             flow.connect(owner, Other.UNKNOWN)
             flow.connect(Other.UNKNOWN, owner)
         elif not _is_identity(node, root):
@@ -228,18 +239,29 @@ def _trace_fx(root: nn.Module) -> Dataflow:
 
 def _path_graphs(root: nn.Module) -> Iterator[fx.Graph]:
     """Yield the graph of every path through root's code; raise if a path cannot be traced."""
-    copied = _copy_for_tracing(root)
     omitted = _optional_arguments(root)
-    for training in (True, False) if copied is not root else (root.training,):
-        if copied is not root:
-            copied.train(training)
-        for concrete_args in ({}, omitted) if omitted else ({},):
-            paths: list[tuple[bool, ...]] = [()]
-            while paths:
-                path = paths.pop()
-                tracer = _PathTracer(path)
-                yield tracer.trace(copied, concrete_args)
-                paths += [(*tracer.taken[:i], False) for i in range(len(path), len(tracer.taken))]
+    everything: list[dict[str, Any]] = [{}, omitted] if omitted else [{}]
+    alone = [{k: v for k, v in omitted.items() if k != name} for name in omitted]
+    for training in (True, False):
+        # A new copy for each mode: code that caches a value stores a Proxy while it is traced.
+        copied = copy_model(root, share_parameters=True).model.train(training)
+        with torch.set_grad_enabled(training):
+            for concrete_args in everything:
+                yield from _branch_graphs(copied, concrete_args)
+            for concrete_args in alone if len(alone) > 1 else []:
+                # Code may check that its arguments belong together.
+                with contextlib.suppress(ValueError):
+                    yield from list(_branch_graphs(copied, concrete_args))
+
+
+def _branch_graphs(root: nn.Module, concrete_args: dict[str, Any]) -> Iterator[fx.Graph]:
+    """Yield a graph for each way to branch on the input."""
+    paths: list[tuple[bool, ...]] = [()]
+    while paths:
+        path = paths.pop()
+        tracer = _PathTracer(path)
+        yield tracer.trace(root, concrete_args)
+        paths += [(*tracer.taken[:i], False) for i in range(len(path), len(tracer.taken))]
 
 
 def _optional_arguments(root: nn.Module) -> dict[str, Any]:
@@ -252,24 +274,15 @@ def _optional_arguments(root: nn.Module) -> dict[str, Any]:
     return {name: None for name, parameter in parameters.items() if parameter.default is None}
 
 
-def _copy_for_tracing(root: nn.Module) -> nn.Module:
-    """Return a copy of root that shares its tensors, or root if it cannot be copied.
-
-    Code that caches a value (LeViT caches its attention biases) stores a Proxy while it is traced,
-    which would stay in the model.
-    """
-    shared = {id(a): a for a in (*root.parameters(), *root.buffers())}
-    try:
-        return copy.deepcopy(root, shared)
-    except Exception:  # a module may hold anything, locks and files included
-        return root
-
-
 def _sequential_dataflow(root: nn.Module) -> Dataflow:
     """Return the dataflow of an nn.Sequential, which calls its children in order."""
     flow = Dataflow()
     # By name: children() lists a module that is registered twice only once.
-    layers = [layer for layer in root._modules.values() if type(layer) is not nn.Identity]
+    layers = [
+        layer
+        for layer in root._modules.values()
+        if type(layer) is not nn.Identity or has_hooks(layer)
+    ]
     chain: list[Any] = [Other.UNKNOWN, *layers, Other.UNKNOWN]
     for producer, consumer in itertools.pairwise(chain):
         flow.connect(producer, consumer)
@@ -283,7 +296,11 @@ def _endpoint(node: fx.Node, root: nn.Module) -> Endpoint:
 
 
 def _is_identity(node: fx.Node, root: nn.Module) -> bool:
-    return node.op == "call_module" and type(_endpoint(node, root)) is nn.Identity
+    """Return whether a node is an nn.Identity that nobody observes."""
+    if node.op != "call_module":
+        return False
+    module = root.get_submodule(str(node.target))
+    return type(module) is nn.Identity and not has_hooks(module)
 
 
 def _is_global_mean(node: fx.Node) -> bool:
@@ -317,39 +334,39 @@ def _called_only_inside(
     model: nn.Module, parts: Mapping[nn.Module, nn.Module], example: Any
 ) -> set[nn.Module]:
     """Return the modules that the example calls, and only while their part of the model runs."""
+    copied = copy_model(model, share_parameters=True)
+    original = copied.original()
     running: Counter[nn.Module] = Counter()
     inside, outside = set[nn.Module](), set[nn.Module]()
 
     def enter(part: nn.Module, *_: Any) -> None:
-        running[part] += 1
+        running[original[part]] += 1
 
     def leave(part: nn.Module, *_: Any) -> None:
-        running[part] -= 1
+        running[original[part]] -= 1
 
     def record(module: nn.Module, *_: Any) -> None:
+        module = original[module]
         (inside if running[parts[module]] else outside).add(module)
 
-    hooks = [module.register_forward_pre_hook(record) for module in parts]
+    hooks = [copied.modules[module].register_forward_pre_hook(record) for module in parts]
     for part in set(parts.values()):
-        hooks.append(part.register_forward_pre_hook(enter, prepend=True))
-        hooks.append(part.register_forward_hook(leave, always_call=True))
-    run_example(model, example, hooks)
+        hooks.append(copied.modules[part].register_forward_pre_hook(enter, prepend=True))
+        hooks.append(copied.modules[part].register_forward_hook(leave, always_call=True))
+    run_example(copied, example, hooks)
     return inside - outside
 
 
-def run_example(model: nn.Module, example: Any, hooks: Iterable[RemovableHandle]) -> None:
-    """Run the model once in eval mode without gradients; then remove the hooks.
+def run_example(copied: Copied, example: Any, hooks: Iterable[RemovableHandle]) -> Any:
+    """Run a copy of a model in eval mode without gradients; then remove the hooks.
 
-    Training flags are restored, so the model does not change.
+    Returns:
+        The output of the model.
     """
-    training = [module for module in model.modules() if module.training]
-    args, kwargs = example_arguments(example)
+    args, kwargs = example_arguments(copied.model, example)
     try:
-        model.eval()
-        with torch.no_grad():
-            model(*args, **kwargs)
+        with torch.no_grad(), copied.isolated():
+            return copied.model.eval()(*args, **kwargs)
     finally:
         for hook in hooks:
             hook.remove()
-        for module in training:
-            module.training = True

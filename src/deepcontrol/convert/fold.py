@@ -11,7 +11,6 @@ covers. Nothing passes over the output of the convolution: at batch 1, beta - la
 convolution's own bias.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
@@ -30,16 +29,15 @@ from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps
 from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
-from .dataflow import trace_dataflow
+from .copies import copy_model
+from .dataflow import has_hooks, trace_dataflow
 from .layers import (
     conv_options,
-    has_hooks,
     make_agc_conv,
     match_conv_norm_act,
     parameters_of,
-    replace_modules,
-    warn_dropped_hooks,
 )
+from .replace import replace_modules
 
 _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # autocast does not support torch.convolution
 
@@ -84,26 +82,25 @@ def fold(model: nn.Module) -> nn.Module:
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
             "the model is scripted, and a scripted module cannot be changed: "
-            "fold the model first, then script it"
+            "fold the model before it is scripted. Folded models can be traced (torch.jit.trace) "
+            "or exported (torch.export), not scripted"
         )
     if not any(isinstance(m, (_AGC, _AGCConv, AGCLinear)) for m in model.modules()):
         raise ValueError(
             f"no AGC layer in {type(model).__name__}: convert it with to_agc first; a folded or "
             "calibrated model cannot be folded again"
         )
-    model = copy.deepcopy(model).eval().requires_grad_(False)
+    model = copy_model(model).model.eval().requires_grad_(False)
     model = replace_modules(model, _fuse_agc_layers(model))
     replacements: dict[nn.Module, nn.Module] = {}
     with torch.no_grad():
-        for name, module in model.named_modules():
+        for module in model.modules():
             if module._forward_pre_hooks:  # may compute its parameters, as weight norm does
                 continue
             if _can_fold(module):
                 replacements[module] = _fold_conv(module).eval()
             elif type(module) is AGCLinear:
                 replacements[module] = _fold_linear(module).eval()
-            if module in replacements:
-                warn_dropped_hooks(name, module)
     return replace_modules(model, replacements)
 
 

@@ -1,7 +1,5 @@
-"""Match norms with their convolution and activation, build AGC layers, and put them in place."""
+"""Match norms with their convolution and activation, and build AGC layers."""
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +11,13 @@ from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
 from ..ops.activation import ActivationName, name_of_module
-from .dataflow import Dataflow
+from .dataflow import Dataflow, has_hooks
 from .start import AGCParameters
 
 _AGC_CONVS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
 _AGC_LAYERS: dict[int, type[_AGC]] = {1: AGC1d, 2: AGC2d, 3: AGC3d}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,15 @@ def match_conv_norm_act(norm: nn.Module, flow: Dataflow) -> ConvNormAct | str:
         return "the convolution's output has other consumers"
     if flow.unconfirmed & {conv, norm}:
         return "could not trace what calls the convolution; pass example="
+    if has_hooks(norm):
+        return f"the {type(norm).__name__} has hooks"
     after = flow.sole_consumer(norm)
     if (
         after is not None
         and after not in flow.unconfirmed
         and flow.sole_producer(after) is norm
         and not has_hooks(after)
+        and not _is_patched(after)
     ):
         name = name_of_module(after)
         if name is not None:
@@ -75,7 +75,7 @@ def scalable_source(norm: nn.Module, flow: Dataflow) -> _ConvNd | nn.Linear | No
         flow.sole_consumer(source) is not norm
         or flow.unconfirmed & {source, norm}
         or type(source).forward is not plain.forward
-        or "forward" in vars(source)
+        or _is_patched(source)
         or hasattr(source, "parametrizations")
         or not isinstance(source.weight, nn.Parameter)
         or has_hooks(source)
@@ -104,14 +104,19 @@ def _unsupported(conv: nn.Module) -> str | None:
         return f"{kind} feeds it"
     if hasattr(conv, "parametrizations"):
         return "the convolution is parametrized"
-    own = [getattr(type(conv), method) for method in ("forward", "_conv_forward")]
-    if own != [plain.forward, plain._conv_forward] or "forward" in vars(conv):
+    methods = ("forward", "_conv_forward", "__call__")
+    if any(getattr(type(conv), m) is not getattr(plain, m) for m in methods) or _is_patched(conv):
         return f"{kind} overrides forward"
     if not isinstance(conv.weight, nn.Parameter):
         return "the convolution's weight is not a parameter"
     if has_hooks(conv):
         return "the convolution has hooks"
     return None
+
+
+def _is_patched(module: nn.Module) -> bool:
+    """Return whether a method is set on the instance, in place of that of its class."""
+    return any(callable(getattr(type(module), name, None)) for name in vars(module))
 
 
 def make_agc_conv(
@@ -166,30 +171,3 @@ def conv_options(conv: _ConvNd) -> dict[str, Any]:
     """Return the constructor arguments for another convolution of the same geometry."""
     names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
     return {name: getattr(conv, name) for name in (*names, "groups", "padding_mode")}
-
-
-def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Replace modules wherever they are registered, in place.
-
-    Returns:
-        The model, or its replacement if the model itself is replaced.
-    """
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is not None and child in replacements:
-                parent._modules[name] = replacements[child]
-    return replacements.get(model, model)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, hooks) for hooks in _HOOKS)
-
-
-def warn_dropped_hooks(name: str, module: nn.Module) -> None:
-    """Warn if a replaced module has hooks, which its replacement does not get."""
-    if has_hooks(module):
-        warnings.warn(
-            f"the hooks on {name or 'the model'} ({type(module).__name__}) are dropped, because "
-            "the module is replaced: register them again on its replacement",
-            stacklevel=3,  # skip this function and the public function that calls it
-        )

@@ -41,6 +41,13 @@ class Report:
             small on the example.
         blocks: Number of residual additions found in the model; only init="scratch" looks for them.
         missing: Why residual additions may be missing, or None.
+        constant: Names of the BatchNorms that start at a lambda near 1 and are followed by a mean
+            over the whole map, so that the features computed from it are the same for all inputs.
+        untied: Gammas and betas that were shared by several BatchNorms and no longer are.
+        unverified: What was not verified, and why; None if the example showed the same values
+            before and after in evaluation and in training mode.
+        difference: Only for init="bn" with an example: largest difference of the outputs before
+            and after, relative to the largest output.
     """
 
     changes: tuple[Change, ...]
@@ -49,6 +56,10 @@ class Report:
     corrected: tuple[str, ...] = ()
     blocks: int = 0
     missing: str | None = None
+    constant: tuple[str, ...] = ()
+    untied: tuple[str, ...] = ()
+    unverified: str | None = None
+    difference: float | None = None
 
     def __iter__(self) -> Iterator[Change]:
         return iter(self.changes)
@@ -75,14 +86,30 @@ class Report:
         if self.blocks:
             yield f"{self.blocks} residual additions"
         if self.scaled_layers:
-            layers = [f"{name} by {gain:.2f}" for name, gain in self.scaled_layers]
-            if len(layers) > 4:
-                layers[3:] = [f"and {len(layers) - 3} more (Report.scaled_layers)"]
-            yield f"filters scaled at the end of summed branches: {', '.join(layers)}"
+            layers = tuple(f"{name} by {gain:.2f}" for name, gain in self.scaled_layers)
+            some = _some(layers, "scaled_layers")
+            yield f"filters scaled at the end of summed branches: {some}"
         if self.corrected:
             yield f"{len(self.corrected)} layers scaled on the example (Report.corrected)"
         if self.missing:
             yield f"residual branches were not all found: {self.missing}"
+        if self.constant:
+            yield f"constant features until lambda changes: {_some(self.constant, 'constant')}"
+        if self.untied:
+            yield f"no longer tied: {_some(self.untied, 'untied')}"
+        if self.unverified:
+            yield f"not verified: {self.unverified}"
+        else:
+            yield "verified on the example in evaluation and training mode"
+        if self.difference is not None:
+            yield f"outputs on the example differ by {self.difference:.1e} of the largest"
         if self.new_parameters:
             count = len(self.new_parameters)
             yield f"{count} new parameters: create the optimizer after the conversion"
+
+
+def _some(names: tuple[str, ...], attribute: str) -> str:
+    """Return the first names, and how many follow."""
+    if len(names) <= 4:
+        return ", ".join(names)
+    return f"{', '.join(names[:3])}, and {len(names) - 3} more (Report.{attribute})"

@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..nn import AGC1d, AGC2d, AGC3d
 from ..nn.init import branch_gain
+from .copies import copy_model
 from .dataflow import Dataflow, is_leaf, run_example
 
 Op = Literal["add", "multiply", "concat", "part", "resize", "activation", "layer", "norm", "other"]
@@ -224,6 +225,8 @@ def _from_fx(graph: fx.Graph, root: nn.Module) -> _Values:
 
 def _from_example(model: nn.Module, example: Any) -> _Values:
     """Run an example and record every module and function that it calls."""
+    copied = copy_model(model, share_parameters=True)
+    original = copied.original()
     values = _Values()
     index = WeakTensorKeyDictionary()
     inputs: dict[nn.Module, list[int]] = {}
@@ -247,7 +250,7 @@ def _from_example(model: nn.Module, example: Any) -> _Values:
             index[output] = sources[0]
         # Of other modules the functions are recorded, if they are not scripted or autograd's.
         elif is_leaf(module) or not known(output):
-            record(_module_op(module), sources, output, module)
+            record(_module_op(module), sources, output, original[module])
 
     class Recorder(TorchFunctionMode):
         def __torch_function__(
@@ -270,13 +273,13 @@ def _from_example(model: nn.Module, example: Any) -> _Values:
         # If the output is an object that hides its tensors, everything may be used.
         values.end(outputs or range(len(values.all)))
 
-    hooks = [model.register_forward_pre_hook(start, with_kwargs=True, prepend=True)]
-    for module in model.modules():
+    hooks = [copied.model.register_forward_pre_hook(start, with_kwargs=True, prepend=True)]
+    for module in copied.model.modules():
         hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         hooks.append(module.register_forward_hook(leave))
-    hooks.append(model.register_forward_hook(finish))
+    hooks.append(copied.model.register_forward_hook(finish))
     with Recorder():
-        run_example(model, example, hooks)
+        run_example(copied, example, hooks)
     return values
 
 

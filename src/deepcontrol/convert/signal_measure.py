@@ -91,7 +91,7 @@ def measure(
     model = _unwrapped(model)
     recorder = _Recorder(model)
     with _unchanged(model, example), recorder.hooks():
-        args, kwargs = tree_map_only(Tensor, _copy_of_input, example_arguments(example))
+        args, kwargs = tree_map_only(Tensor, _copy_of_input, example_arguments(model, example))
         with recorder:
             outputs = model(*args, **kwargs)
         recorder.finished = True

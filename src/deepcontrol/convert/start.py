@@ -1,5 +1,6 @@
 """Initial parameters of the AGC layers that replace BatchNorms."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.parametrize import is_parametrized
 
-from ..nn.init import is_agc_over_maps, scale_output_, unit_scale
+from ..nn.init import CENTERING_GAIN, is_agc_over_maps, scale_output_, unit_scale
 from ..ops.layout import accumulate_dtype
+from .copies import copy_model
 from .dataflow import run_example
 
 TOLERANCE = 2.0  # factor by which the deviation of a map may differ from its target
@@ -24,10 +27,37 @@ class AGCParameters:
     mean_scale: nn.Parameter
 
 
-def untrained_parameters(norm: _BatchNorm, gamma: float, lam: float) -> AGCParameters:
-    """Return the given gamma and lambda, and beta = 0."""
+def untrained_parameters(
+    norm: _BatchNorm, gamma: float, lam: float, *, trainable: bool = True
+) -> AGCParameters:
+    """Return the given gamma and lambda, and beta = 0.
+
+    Args:
+        norm: The BatchNorm to replace.
+        gamma: The initial gain.
+        lam: The initial lambda.
+        trainable: Whether parameters that the BatchNorm does not have require gradients.
+    """
     like = _like(norm)
-    return _parameters(norm, *(like.new_full((norm.num_features,), a) for a in (gamma, 0, lam)))
+    values = [like.new_full((norm.num_features,), a) for a in (gamma, 0, lam)]
+    return _parameters(norm, *values, trainable=trainable)
+
+
+def centering_gain(lam: float) -> float:
+    """Return the gamma that makes up for the variance of the mean times lambda.
+
+    Behind a ReLU, subtracting the mean removes 1 / pi of the variance: see CENTERING_GAIN.
+    """
+    if lam == 1:
+        return CENTERING_GAIN
+    removed = 1 - 1 / CENTERING_GAIN**2
+    return 1 / math.sqrt(1 - (2 * lam - lam**2) * removed)
+
+
+def is_computed(norm: _BatchNorm) -> bool:
+    """Return whether gamma or beta is computed from other parameters (parametrized, pruned)."""
+    values = (norm.weight, norm.bias)
+    return any(a is not None and not isinstance(a, nn.Parameter) for a in values)
 
 
 def correct_scales_(
@@ -47,6 +77,8 @@ def correct_scales_(
     Returns:
         The layers that were scaled.
     """
+    copied = copy_model(model, share_parameters=True)  # the run must not fill the model's caches
+    original = copied.original()
     seen, scaled = set[nn.Module](), set[nn.Module]()
 
     def correct(
@@ -56,19 +88,19 @@ def correct_scales_(
             return output
         seen.add(layer)
         x = args[0] if args else kwargs["input"]
-        factor = targets.get(layer, 1.0) * unit_scale(layer, x)
+        factor = targets.get(original[layer], 1.0) * unit_scale(layer, x)
         if 1 / TOLERANCE <= factor <= TOLERANCE:
             return output
         scale_output_(layer, factor)
-        scaled.add(layer)
+        scaled.add(original[layer])
         return layer.forward(x)
 
     hooks = [
         m.register_forward_hook(correct, with_kwargs=True)
-        for m in model.modules()
+        for m in copied.model.modules()
         if is_agc_over_maps(m)
     ]
-    run_example(model, example, hooks)
+    run_example(copied, example, hooks)
     return scaled
 
 
@@ -79,12 +111,14 @@ def has_zero_gamma(norm: _BatchNorm) -> bool:
 
 
 def batchnorm_parameters(
-    norm: _BatchNorm, *, centered: bool, normalized_filters: bool
+    norm: _BatchNorm, *, lam: float = 0.0, normalized_filters: bool, trainable: bool = True
 ) -> AGCParameters:
     """Return the parameters that continue from a trained BatchNorm.
 
         lambda = 0:  gain = gamma / sigma,  bias = beta - gain * mean      as BatchNorm in eval mode
         lambda = 1:  gain = gamma / sigma,  bias = beta                    centered
+
+    In between, 1 - lambda of the running mean is subtracted.
 
     With normalized filters the gain is gamma: the convolution before computes z / sigma.
 
@@ -99,18 +133,34 @@ def batchnorm_parameters(
 
     Args:
         norm: The BatchNorm, with running statistics.
-        centered: Start at lambda = 1: the sample's own mean replaces the running mean.
+        lam: The initial lambda, the share of the running mean that the sample's own mean replaces.
         normalized_filters: Whether the filters before the norm are divided by sigma.
+        trainable: Whether parameters that the BatchNorm does not have require gradients.
     """
+    _refresh(norm)
     mean = norm.running_mean
     assert mean is not None
     scale = inverse_sigma(norm)
     gamma = torch.ones_like(scale) if norm.weight is None else norm.weight.to(scale.dtype)
     bias = torch.zeros_like(scale) if norm.bias is None else norm.bias.to(scale.dtype)
-    if not centered:
-        bias = bias - gamma * scale * mean
+    if lam != 1:
+        bias = bias - (1 - lam) * (gamma * scale * mean)
     gain = gamma if normalized_filters else gamma * scale
-    return _parameters(norm, gain, bias, torch.full_like(gain, float(centered)))
+    return _parameters(norm, gain, bias, torch.full_like(gain, lam), trainable=trainable)
+
+
+def _refresh(norm: _BatchNorm) -> None:
+    """Compute the parameters that a hook derives before each call (pruning)."""
+    for hook in norm._forward_pre_hooks.values():
+        if computes_parameter(hook):
+            hook(norm, ())
+
+
+def computes_parameter(hook: Any) -> bool:
+    """Return whether a hook computes a parameter: weight norm, spectral norm and pruning do."""
+    # By name, because `import torch` does not load torch.nn.utils.prune.
+    names = {base.__name__ for base in type(hook).__mro__}
+    return bool(names & {"BasePruningMethod", "SpectralNorm", "WeightNorm"})
 
 
 def inverse_sigma(norm: _BatchNorm) -> Tensor:
@@ -120,18 +170,33 @@ def inverse_sigma(norm: _BatchNorm) -> Tensor:
     return torch.rsqrt(var.to(accumulate_dtype(var.dtype)) + norm.eps)
 
 
-def _parameters(norm: _BatchNorm, gain: Tensor, bias: Tensor, mean_scale: Tensor) -> AGCParameters:
+def _parameters(
+    norm: _BatchNorm, gain: Tensor, bias: Tensor, mean_scale: Tensor, *, trainable: bool
+) -> AGCParameters:
     """Make parameters with the dtype and requires_grad of the BatchNorm's."""
     dtype = _like(norm).dtype
 
-    def parameter(value: Tensor, own: Tensor | None) -> nn.Parameter:
-        return nn.Parameter(value.detach().to(dtype, copy=True), own is None or own.requires_grad)
+    def parameter(value: Tensor, name: str) -> nn.Parameter:
+        own = _sources(norm, name)
+        requires_grad = any(p.requires_grad for p in own) if own else trainable
+        return nn.Parameter(value.detach().to(dtype, copy=True), requires_grad)
 
     return AGCParameters(
-        parameter(gain, norm.weight),
-        parameter(bias, norm.bias),
-        parameter(mean_scale, norm.weight),
+        parameter(gain, "weight"),
+        parameter(bias, "bias"),
+        parameter(mean_scale, "weight"),
     )
+
+
+def _sources(norm: _BatchNorm, name: str) -> list[nn.Parameter]:
+    """Return the parameters that gamma or beta is, or is computed from (parametrized, pruned)."""
+    own = getattr(norm, name)
+    if own is None or isinstance(own, nn.Parameter):
+        return [] if own is None else [own]
+    if is_parametrized(norm, name):
+        return list(norm.parametrizations[name].parameters())  # type: ignore[index, union-attr]
+    pruned = getattr(norm, f"{name}_orig", None)
+    return [pruned] if isinstance(pruned, nn.Parameter) else []
 
 
 def _like(norm: _BatchNorm) -> Tensor:

@@ -1,51 +1,27 @@
 """Convert a model from BatchNorm to AGC (automatic gain control)."""
 
-import math
 import warnings
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal, get_args, overload
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
+from torch import nn
 
-from ..nn.agc import _AGC
-from ..nn.init import CENTERING_GAIN, he_filter_norm, he_init_, set_filters_
-from ..ops.activation import name_of_module
 from .batchnorms import (
     Where,
-    check_can_start,
-    find_batchnorms,
+    batchnorms_of_frozen,
     keeps_function,
     refuse_frozen,
-    select_batchnorms,
-    trailing_layers,
     warn_trained,
 )
 from .calibrate import reestimate_statistics
-from .dataflow import observe_maps, trace_dataflow
-from .layers import (
-    ConvNormAct,
-    make_agc_conv,
-    make_agc_layer,
-    match_conv_norm_act,
-    replace_modules,
-    scalable_source,
-    scale_filters_,
-    warn_dropped_hooks,
-)
-from .report import Change, Report
-from .residual import Additions, find_additions
-from .start import (
-    AGCParameters,
-    batchnorm_parameters,
-    correct_scales_,
-    has_zero_gamma,
-    inverse_sigma,
-    untrained_parameters,
-)
+from .conversion import Conversion, Lam
+from .replace import replace_modules
+from .report import Report
+from .start import correct_scales_
+from .verify import example_outputs, relative_difference
+
+_MAX_DIFFERENCE = 0.05  # of the outputs with init="bn"; rounding in deep networks reaches 0.003
 
 Init = Literal["scratch", "paper", "bn", "centered"]
 
@@ -58,6 +34,8 @@ def to_agc(
     example: Any = None,
     report: Literal[False] = False,
     *,
+    lam: Lam | None = None,
+    frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module: ...
@@ -71,6 +49,8 @@ def to_agc(
     example: Any = None,
     *,
     report: Literal[True],
+    lam: Lam | None = None,
+    frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> tuple[nn.Module, Report]: ...
@@ -83,6 +63,8 @@ def to_agc(
     example: Any = None,
     report: bool = False,
     *,
+    lam: Lam | None = None,
+    frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module | tuple[nn.Module, Report]:
@@ -104,8 +86,8 @@ def to_agc(
     Fused layers of init="scratch" have weight_norm, which a state dict does not record: load it
     into a model that was converted with the same init.
 
-    Only forward is traced. If another method of the model calls a convolution separately, exclude
-    its BatchNorm with `where`.
+    Only forward is traced and verified. If another method of the model calls a convolution
+    separately, exclude its BatchNorm with `where`.
 
     Args:
         model: The model to convert. It is changed in place.
@@ -137,13 +119,23 @@ def to_agc(
             become W / sigma, in place, and gamma stays as trained. The function is the same, and
             fine-tuning does not depend on the scale of the filters, as with BatchNorm. Code outside
             of the model that reads the same filters sees the change.
-        example: An input of the model, a tuple of inputs or a dict of keyword arguments. The model
-            runs on it once, in eval mode. This finds maps of one position (squeeze-and-excitation,
+        example: An input of the model, a tuple of inputs or a dict of keyword arguments. Copies of
+            the model run on it. This finds maps of one position (squeeze-and-excitation,
             the pooling of ASPP), where the mean is the value itself, so that lambda starts at 0
             there. Without it, only a BatchNorm1d after a linear layer is known to have such maps.
             It also shows which module calls which, and what is added to what, if torch.fx cannot
             trace the model; without it, convolution and BatchNorm stay two layers there.
+            And it verifies the conversion: copies of the model run on it with BatchNorm and with
+            AGC that starts as BatchNorm, in eval mode and in training mode. A fusion that changes a
+            value is backed out, and the report says so. Use an input like those of the training,
+            with all arguments that the model gets there.
         report: Also return a Report, a table of all changes and their reasons.
+        lam: Initial lambda, a number or a function of the name of the BatchNorm that returns a
+            number, or None for the default: 1, and 0 for maps of one position. A number is not used
+            for maps of one position. With a lambda below 1, part of the mean of each map remains,
+            which layers before global average pooling need. Not for "bn".
+        frozen: Only for "bn" and "centered": also convert the FrozenBatchNorm2d layers of detection
+            models. They start as the same function, and their parameters do not require gradients.
         data: Only for "bn" and "centered": batches of new images, on which the statistics of all
             BatchNorms are estimated again first (reestimate_statistics).
         generator: Random number generator for the filters of init="scratch"; torch's default if
@@ -158,7 +150,8 @@ def to_agc(
             `where` matches none. The model is then unchanged.
 
     Warns:
-        UserWarning: If the BatchNorms have trained statistics that `init` discards.
+        UserWarning: If the BatchNorms have trained statistics that `init` discards, if one is
+            skipped, or if features are constant at the initial lambda (Report.constant).
 
     Reference:
         Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
@@ -170,6 +163,7 @@ def to_agc(
     layer  was          became                 why
     1      BatchNorm2d  AGCConv2d at 0 (relu)  fused with its convolution and ReLU
     1 fused, 0 replaced, 0 skipped
+    not verified: no example, so branches that torch.fx does not see; pass example=
     3 new parameters: create the optimizer after the conversion
     """
     if init not in get_args(Init):
@@ -179,228 +173,84 @@ def to_agc(
             f"data is for the statistics of trained BatchNorms, and init={init!r} discards them: "
             "use init='bn' or 'centered', or leave out data"
         )
-    conversion = _Conversion(model, where, init, example)
+    if lam is not None and init == "bn":
+        raise ValueError(
+            "lam is the initial lambda, and init='bn' keeps the function of the BatchNorms, which "
+            "needs lambda 0: use init='centered', 'scratch' or 'paper', or leave out lam"
+        )
+    if frozen and not keeps_function(init):
+        raise ValueError(
+            f"frozen=True keeps the function of FrozenBatchNorm2d, and init={init!r} does not: use "
+            "init='bn' or 'centered'"
+        )
+    thawed = batchnorms_of_frozen(model) if frozen else {}
+    model = replace_modules(model, thawed)
+    try:
+        conversion = Conversion(model, where, init, example, lam)
+    except Exception:
+        replace_modules(model, {norm: module for module, norm in thawed.items()})
+        raise
     if init == "scratch":
         refuse_frozen({name: layer for layer, name in conversion.initialized.items()})
     if data is not None:
         reestimate_statistics(model, data)
     warn_trained(conversion.selected, init)
+    outputs = None
+    if init == "bn" and conversion.trial is not None and conversion.trial.can_compare:
+        outputs = example_outputs(model, example)
     changes = []
     # Plan all changes before the first one, so that an error leaves the model unchanged.
     with torch.no_grad():
         for name, norm in conversion.norms.items():
             changes.append(conversion.convert(name, norm))
-    for name, module in model.named_modules():
-        if module in conversion.replacements:
-            warn_dropped_hooks(name, module)
+        untied = conversion.tie()
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, conversion.replacements)
     corrected = set[nn.Module]()
     if init == "scratch" and example is not None:
         corrected = correct_scales_(converted, example, conversion.targets)
-    if not report:
-        return converted
-    new = tuple(name for name, p in converted.named_parameters() if p not in before)
-    found = conversion.additions
-    names = tuple(name for name, module in converted.named_modules() if module in corrected)
-    return converted, Report(tuple(changes), new, scaled, names, found.blocks, found.missing)
+    difference = None
+    if outputs is not None:
+        difference = relative_difference(outputs, example_outputs(converted, example))
+    result = Report(
+        changes=(*changes, *conversion.frozen(), *conversion.unregistered()),
+        new_parameters=tuple(n for n, p in converted.named_parameters() if p not in before),
+        scaled_layers=scaled,
+        corrected=tuple(n for n, module in converted.named_modules() if module in corrected),
+        blocks=conversion.additions.blocks,
+        missing=conversion.additions.missing,
+        constant=conversion.constant(),
+        untied=tuple(untied),
+        unverified=conversion.unverified(),
+        difference=difference,
+    )
+    _warn(result)
+    return (converted, result) if report else converted
 
 
-class _Conversion:
-    """Plan the conversion of a model: fill `replacements` without changing the model."""
-
-    def __init__(self, model: nn.Module, where: Where | None, init: Init, example: Any) -> None:
-        self.norms = find_batchnorms(model)
-        self.init = init
-        self.selected = select_batchnorms(self.norms, where)
-        for name, norm in self.norms.items():
-            if norm in self.selected and trailing_layers(norm) is not None:
-                check_can_start(name, norm, init)
-        self.flow = trace_dataflow(model, self.selected, example)
-        self.has_example = example is not None
-        self.maps = observe_maps(model, self.selected, example) if self.has_example else {}
-        self.names = {module: name for name, module in model.named_modules()}
-        self.replacements: dict[nn.Module, nn.Module] = {}
-        self.additions = Additions()
-        if init == "scratch":
-            self.additions = find_additions(model, self.flow, example)
-        self.owners = Counter(
-            p for module in model.modules() for p in module._parameters.values() if p is not None
+def _warn(report: Report) -> None:
+    """Warn about what a user must know, once each."""
+    if report.constant:
+        first, more = report.constant[0], len(report.constant) - 1
+        layers = f"{first} and {more} more (Report.constant) are" if more else f"{first} is"
+        warnings.warn(
+            f"{layers} followed by global average pooling: at lambda 1 every map has mean beta, so "
+            "the pooled features are constant until lambda has changed. Start at lambda 0 there "
+            "(lam=lambda name: 0 for these names, None for others), or exclude them with `where`",
+            stacklevel=3,
         )
-        self.filter_scales: dict[_ConvNd | nn.Linear, Tensor] = {}
-        # The layers that "scratch" initializes: with `where`, those that feed a selected BatchNorm.
-        self.whole = where is None
-        sources = {self.flow.sole_producer(norm) for norm in self.selected}
-        self.initialized = {
-            module: name
-            for module, name in self.names.items()
-            if isinstance(module, (_ConvNd, nn.Linear)) and (self.whole or module in sources)
-        }
-        self.targets: dict[nn.Module, float] = {}  # deviation at the start, if it is not 1
-
-    def convert(self, name: str, norm: _BatchNorm) -> Change:
-        """Choose the replacement of one BatchNorm."""
-        was = type(norm).__name__
-        if norm not in self.selected:
-            return Change(name, was, was, "skipped", "excluded by `where`")
-        trailing = trailing_layers(norm)
-        if trailing is None:
-            warnings.warn(
-                f"{name} ({was}) is skipped: its forward does more than normalize and call its "
-                "children in order. Replace it by hand if it should become AGC",
-                stacklevel=3,
-            )
-            return Change(name, was, was, "skipped", "its class overrides forward")
-        parameters, notes = self._start(name, norm, trailing)
-        match = match_conv_norm_act(norm, self.flow)
-        if isinstance(match, str):
-            layer = make_agc_layer(self._dims(name, norm), parameters).train(norm.training)
-            self._set_target(layer, norm)
-            self.replacements[norm] = nn.Sequential(layer, *trailing) if trailing else layer
-            became = " + ".join(type(m).__name__ for m in (layer, *trailing))
-            return Change(name, was, became, "replaced", "; ".join([match, *notes]))
-        became, why = self._fuse(norm, match, trailing, parameters)
-        return Change(name, was, became, "fused", "; ".join([why, *notes]))
-
-    def _fuse(
-        self,
-        norm: _BatchNorm,
-        match: ConvNormAct,
-        trailing: list[nn.Module],
-        parameters: AGCParameters,
-    ) -> tuple[str, str]:
-        """Fuse convolution, norm and activation; return `became` and `why`."""
-        conv, activation, parts = match.conv, match.activation, ["convolution"]
-        if match.activation_module is not None and not trailing:
-            self.replacements[match.activation_module] = nn.Identity()
-            parts.append(type(match.activation_module).__name__)
-        else:
-            activation = "none"
-        if len(trailing) == 1 and (own := name_of_module(trailing[0])) is not None:
-            parts.append(f"built-in {type(trailing[0]).__name__}")
-            activation, trailing = own, []
-        bias = None if self.init == "scratch" else conv.bias  # "scratch" sets it to 0
-        if bias is not None and conv in self.filter_scales:
-            bias = bias * self.filter_scales[conv]
-        from_scratch = self.init == "scratch"
-        neuron = make_agc_conv(conv, parameters, activation, bias, weight_norm=from_scratch)
-        neuron.train(norm.training)
-        self._set_target(neuron, norm)
-        found = self.additions
-        if from_scratch and norm not in found.gains and (trailing or norm not in found.linear):
-            # An activation that is not part of the neuron follows: He's factor of 2 for it.
-            neuron.gain.mul_(math.sqrt(2) / he_filter_norm(neuron))
-        self.replacements[conv] = neuron
-        self.replacements[norm] = nn.Sequential(*trailing) if trailing else nn.Identity()
-        became = f"{type(neuron).__name__} at {self.names[conv]} ({activation})"
-        return became, f"fused with its {' and '.join(parts)}"
-
-    def _start(
-        self, name: str, norm: _BatchNorm, trailing: list[nn.Module]
-    ) -> tuple[AGCParameters, list[str]]:
-        """Return the initial parameters of the AGC layer, and notes on them for the report."""
-        notes = []
-        single = self._single_position(norm)
-        if single:
-            notes.append(f"lambda 0: {single}")
-        elif self.has_example and norm not in self.maps:
-            notes.append("not reached by the example")
-        # A trailing activation lies between the norm and the pooling.
-        pooled = not single and not trailing and self.flow.feeds_global_pool(norm)
-        if keeps_function(self.init):
-            centered = self.init == "centered" and not single and not pooled
-            if self.init == "centered" and pooled:
-                notes.append("lambda 0: global average pooling follows")
-            return self._continue(norm, centered), notes
-        if pooled:
-            notes.append("hazard: global average pooling follows")
-            warnings.warn(
-                f"{name} is followed by global average pooling: at lambda 1 every map has mean "
-                "beta, so the pooled features stay constant until lambda has changed. Exclude it "
-                "with `where`, or start it at lambda 0",
-                stacklevel=4,
-            )
-        gamma = CENTERING_GAIN if self.init == "scratch" and not single else 1.0
-        if norm in self.additions.gains:
-            end = self.additions.gains[norm]
-            gamma *= end.gain
-            notes.append(f"{end}: gamma {gamma:.2f}")
-        elif has_zero_gamma(norm):
-            gamma = 0.0
-            notes.append("gamma 0 kept")
-        return untrained_parameters(norm, gamma, lam=0.0 if single else 1.0), notes
-
-    def _set_target(self, layer: nn.Module, norm: _BatchNorm) -> None:
-        if norm in self.additions.gains:
-            self.targets[layer] = self.additions.gains[norm].gain
-
-    def _continue(self, norm: _BatchNorm, centered: bool) -> AGCParameters:
-        """Return parameters that continue from the BatchNorm; plan to scale its filters."""
-        source = scalable_source(norm, self.flow)
-        if source is not None and all(
-            self.owners[p] == 1 for p in source.parameters(recurse=False)
-        ):
-            self.filter_scales[source] = inverse_sigma(norm)
-        return batchnorm_parameters(
-            norm, centered=centered, normalized_filters=source in self.filter_scales
+    if report.untied:
+        warnings.warn(
+            f"{', '.join(report.untied)}: shared with another BatchNorm before, and separate now, "
+            "because the values differ after the conversion",
+            stacklevel=3,
         )
-
-    def initialize(
-        self, model: nn.Module, generator: torch.Generator | None
-    ) -> tuple[tuple[str, float], ...]:
-        """Change the parameters of the model itself; return the layers scaled for an addition."""
-        for source, scale in self.filter_scales.items():
-            scale_filters_(source, scale)
-        scaled = []
-        if self.init == "scratch":
-            for part in [model] if self.whole else self.initialized:
-                he_init_(part, generator)
-            done = set[nn.Parameter]()  # layers may share their filters
-            for layer, end in self.additions.gains.items():
-                if not isinstance(layer, (_ConvNd, nn.Linear, _AGC)) or layer.weight in done:
-                    continue
-                if not self.whole and layer not in self.initialized:
-                    continue
-                if _scale_(layer, end.gain):
-                    scaled.append((self.names[layer], end.gain))
-                    done.update(layer.parameters(recurse=False))
-        return tuple(scaled)
-
-    def _single_position(self, norm: _BatchNorm) -> str | None:
-        """Return how the maps of the norm are known to have one position, or None."""
-        if norm in self.maps:
-            return "maps of one position" if self.maps[norm][1] == 1 else None
-        if isinstance(self.flow.sole_producer(norm), nn.Linear):
-            return "one position after a linear layer"
-        return None
-
-    def _dims(self, name: str, norm: _BatchNorm) -> int:
-        """Return the number of spatial dimensions; SyncBatchNorm works for any number."""
-        for d in (1, 2, 3):
-            if isinstance(norm, getattr(nn, f"BatchNorm{d}d")):
-                return d
-        if norm in self.maps:
-            return max(self.maps[norm][0], 1)
-        conv_dims = {
-            d for d in (1, 2, 3) for m in self.names if isinstance(m, getattr(nn, f"Conv{d}d"))
-        }
-        if len(conv_dims) != 1:
-            raise ValueError(
-                f"{name!r} ({type(norm).__name__}) accepts maps of 1, 2 or 3 dimensions, and the "
-                "model's convolutions do not determine which: pass example="
-            )
-        return conv_dims.pop()
-
-
-@torch.no_grad()
-def _scale_(layer: nn.Module, factor: float) -> bool:
-    """Scale the gamma of a layer, or its filters if it has none; return whether it has either."""
-    gain = getattr(layer, "weight" if isinstance(layer, _AGC) else "gain", None)
-    if gain is not None:
-        gain.mul_(factor)
-    elif isinstance(layer, (_ConvNd, nn.Linear)):
-        set_filters_(layer, factor * layer.weight)
-    else:
-        return False
-    return True
+    if report.difference is not None and not report.difference <= _MAX_DIFFERENCE:
+        warnings.warn(
+            f"the outputs on the example differ by {report.difference:.2g} of the largest output "
+            "from those before the conversion. Expected less than "
+            f"{_MAX_DIFFERENCE}: check the running variances of the BatchNorms (tiny ones make "
+            "large filters), or use a wider dtype",
+            stacklevel=3,
+        )

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 
-def saved_bytes(model: nn.Module, *inputs: Any) -> int:
-    """Return the bytes that autograd saves for the backward of model(*inputs).
+def saved_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
+    """Return the bytes that autograd saves for the backward of model(*inputs, **keywords).
 
     Parameters and buffers of the model are not counted. Each storage is counted once, even if
     several layers save it: an output that is also the next layer's input adds nothing. Meta tensors
@@ -16,6 +16,7 @@ def saved_bytes(model: nn.Module, *inputs: Any) -> int:
     Args:
         model: The model to run.
         *inputs: Its inputs.
+        **keywords: Its keyword arguments.
 
     Returns:
         The number of bytes.
@@ -34,7 +35,7 @@ def saved_bytes(model: nn.Module, *inputs: Any) -> int:
         return a
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda a: a):
-        model(*inputs)
+        model(*inputs, **keywords)
     return sum(a.untyped_storage().nbytes() for a in saved.values())
 
 

@@ -1,0 +1,351 @@
+"""Carry out the conversion of a model: plan, verify, choose initial parameters, build layers."""
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from ..nn.agc import _AGC
+from ..nn.conv import _AGCConv
+from ..nn.init import he_filter_norm, he_init_, set_filters_
+from .batchnorms import (
+    Where,
+    check_can_start,
+    find_batchnorms,
+    is_frozen_class,
+    keeps_function,
+    select_batchnorms,
+    trailing_layers,
+)
+from .constant import NEAR_ONE, constant_features
+from .dataflow import trace_dataflow
+from .layers import match_conv_norm_act, scalable_source, scale_filters_
+from .plan import Built, Level, Site, build
+from .report import Change
+from .residual import Additions, find_additions
+from .start import (
+    AGCParameters,
+    batchnorm_parameters,
+    centering_gain,
+    has_zero_gamma,
+    inverse_sigma,
+    is_computed,
+    untrained_parameters,
+)
+from .verify import Trial, settle
+
+Lam = float | Callable[[str], float | None]
+
+
+class Conversion:
+    """Plan the conversion of a model: fill `replacements` without changing the model."""
+
+    def __init__(
+        self, model: nn.Module, where: Where | None, init: str, example: Any, lam: Lam | None
+    ) -> None:
+        self.norms = find_batchnorms(model)
+        self.init = init
+        self.lam = lam
+        self.selected = select_batchnorms(self.norms, where)
+        self.trailing: dict[nn.Module, list[nn.Module]] = {}
+        for name, norm in self.norms.items():
+            trailing = trailing_layers(norm) if norm in self.selected else None
+            if trailing is not None:
+                self.trailing[norm] = trailing
+                check_can_start(name, norm, init)
+        self.flow = trace_dataflow(model, self.selected, example)
+        self.trial = Trial(model, self.selected, example) if example is not None else None
+        self.maps = self.trial.maps if self.trial is not None else {}
+        self.names = {module: name for name, module in model.named_modules()}
+        self.replacements: dict[nn.Module, nn.Module] = {}
+        self.additions = Additions()
+        if init == "scratch":
+            self.additions = find_additions(model, self.flow, example)
+        self.owners = Counter(
+            p for module in model.modules() for p in module._parameters.values() if p is not None
+        )
+        self.filter_scales: dict[_ConvNd | nn.Linear, Tensor] = {}
+        # The layers that "scratch" initializes: with `where`, those that feed a selected BatchNorm.
+        self.whole = where is None
+        sources = {self.flow.sole_producer(norm) for norm in self.selected}
+        self.initialized = {
+            module: name
+            for module, name in self.names.items()
+            if isinstance(module, (_ConvNd, nn.Linear)) and (self.whole or module in sources)
+        }
+        self.targets: dict[nn.Module, float] = {}  # deviation at the start, if it is not 1
+        # A network that is frozen as a whole stays frozen.
+        parameters = list(model.parameters())
+        self.trainable = not parameters or any(p.requires_grad for p in parameters)
+        self.layers: dict[nn.Module, nn.Module] = {}  # the AGC layer or AGCConv of each BatchNorm
+        self.sites = self._plan()
+        self.lambdas = {norm: self._lambda(site) for norm, site in self.sites.items()}
+        self.pooled = self._find_pooled()
+        if init == "centered":
+            self.lambdas |= dict.fromkeys(self.pooled, 0.0)
+
+    def _plan(self) -> dict[nn.Module, Site]:
+        """Plan the conversion of each BatchNorm, and verify the plan on the example."""
+        sites: dict[nn.Module, Site] = {}
+        for name, norm in self.norms.items():
+            if norm in self.trailing:
+                match = match_conv_norm_act(norm, self.flow)
+                source = scalable_source(norm, self.flow)
+                if source is not None and any(
+                    self.owners[p] != 1 for p in source.parameters(recurse=False)
+                ):
+                    source = None
+                sites[norm] = Site(
+                    name, norm, match, self.trailing[norm], source, self._dims(name, norm)
+                )
+        for parent in self.names:
+            # Their forward uses the statistics of the BatchNorm inside.
+            if type(parent).__module__.startswith("torch.ao."):
+                self.flow.read |= set(parent.children())
+        for site in sites.values():
+            if site.norm in self.flow.read:
+                site.lower(Level.SKIPPED, "other code reads its running statistics")
+        if self.trial is not None:
+            settle(self.trial, list(sites.values()))
+        return sites
+
+    def convert(self, name: str, norm: _BatchNorm) -> Change:
+        """Choose the replacement of one BatchNorm."""
+        was = type(norm).__name__
+        if norm not in self.selected:
+            return Change(name, was, was, "skipped", "excluded by `where`")
+        if norm not in self.sites:
+            warnings.warn(
+                f"{name} ({was}) is skipped: its forward does more than normalize and call its "
+                "children in order. Replace it by hand if it should become AGC",
+                stacklevel=3,
+            )
+            return Change(name, was, was, "skipped", "its class overrides forward")
+        site = self.sites[norm]
+        if site.level == Level.SKIPPED:
+            warnings.warn(
+                f"{name} ({was}) is skipped: {site.reason}. Replace it by hand if it should become "
+                "AGC",
+                stacklevel=3,
+            )
+            return Change(name, was, was, "skipped", site.reason or "")
+        parameters, notes = self._start(site)
+        if site.reason is not None:
+            notes.insert(0, f"backed out: {site.reason}")
+        if site.level >= Level.REPLACED:
+            built = build(site, parameters)
+            if is_computed(norm):
+                notes.append("gamma and beta keep their values, not their parametrization")
+            became = " + ".join(type(m).__name__ for m in (built.layer, *built.trailing))
+            why = site.match if isinstance(site.match, str) else "not fused"
+        else:
+            built, became, why = self._fuse(site, parameters)
+        self.replacements |= built.replacements
+        self.layers[norm] = built.layer
+        if norm in self.additions.gains:
+            self.targets[built.layer] = self.additions.gains[norm].gain
+        kind: Literal["fused", "replaced"] = "fused" if built.parts else "replaced"
+        return Change(name, was, became, kind, "; ".join([why, *notes]))
+
+    def _fuse(self, site: Site, parameters: AGCParameters) -> tuple[Built, str, str]:
+        """Fuse convolution, norm and activation; return the layers, `became` and `why`."""
+        assert not isinstance(site.match, str)
+        conv = site.match.conv
+        from_scratch = self.init == "scratch"
+        bias = None if from_scratch else conv.bias  # "scratch" sets it to 0
+        if bias is not None and conv in self.filter_scales:
+            bias = bias * self.filter_scales[conv]
+        built = build(site, parameters, conv_bias=bias, weight_norm=from_scratch)
+        neuron, found = built.layer, self.additions
+        assert isinstance(neuron, _AGCConv)
+        linear = site.norm in found.linear and not built.trailing
+        if from_scratch and site.norm not in found.gains and not linear:
+            # An activation that is not part of the neuron follows: He's factor of 2 for it.
+            neuron.gain.mul_(math.sqrt(2) / he_filter_norm(neuron))
+        became = f"{type(neuron).__name__} at {self.names[conv]} ({built.activation})"
+        return built, became, f"fused with its {' and '.join(built.parts)}"
+
+    def _lambda(self, site: Site) -> float:
+        """Return the initial lambda of a layer."""
+        if self.init == "bn":
+            return 0.0
+        own = self.lam(site.name) if callable(self.lam) else None
+        if own is not None:
+            return float(own)
+        if self._single_position(site.norm):
+            return 0.0
+        return 1.0 if self.lam is None or callable(self.lam) else float(self.lam)
+
+    def _find_pooled(self) -> set[nn.Module]:
+        """Return the norms that only constant features would be computed from."""
+        centered = [s for n, s in self.sites.items() if self.lambdas[n] > NEAR_ONE]
+        if not centered:
+            return set()
+        if self.trial is not None and self.trial.can_compare:
+            measured = constant_features(self.trial, list(self.sites.values()), self.lambdas)
+            if measured is not None:
+                return {site.norm for site in measured}
+        # A trailing activation lies between the norm and the pooling.
+        return {
+            site.norm
+            for site in centered
+            if not site.trailing
+            and not self._single_position(site.norm)
+            and self.flow.feeds_global_pool(site.norm)
+        }
+
+    def _start(self, site: Site) -> tuple[AGCParameters, list[str]]:
+        """Return the initial parameters of the AGC layer, and notes on them for the report."""
+        norm, lam, notes = site.norm, self.lambdas[site.norm], []
+        single = self._single_position(norm)
+        if single and lam == 0:
+            notes.append(f"lambda 0: {single}")
+        elif self.trial is not None and norm not in self.maps:
+            notes.append("not reached by the example")
+        if keeps_function(self.init):
+            if norm in self.pooled:
+                notes.append("lambda 0: global average pooling follows")
+            return self._continue(site), notes
+        if norm in self.pooled:
+            notes.append("hazard: global average pooling follows")
+        gamma = centering_gain(lam) if self.init == "scratch" else 1.0
+        if norm in self.additions.gains:
+            end = self.additions.gains[norm]
+            gamma *= end.gain
+            notes.append(f"{end}: gamma {gamma:.2f}")
+        elif has_zero_gamma(norm):
+            gamma = 0.0
+            notes.append("gamma 0 kept")
+        return untrained_parameters(norm, gamma, lam, trainable=self.trainable), notes
+
+    def _continue(self, site: Site) -> AGCParameters:
+        """Return parameters that continue from the BatchNorm; plan to scale its filters."""
+        if site.scales() and site.source is not None:
+            self.filter_scales[site.source] = inverse_sigma(site.norm)
+        return batchnorm_parameters(
+            site.norm,
+            lam=self.lambdas[site.norm],
+            normalized_filters=site.scales(),
+            trainable=self.trainable,
+        )
+
+    def tie(self) -> list[str]:
+        """Tie the gains and biases of BatchNorms that share theirs; return those that differ."""
+        untied = []
+        for name in ("weight", "bias"):
+            groups: dict[nn.Parameter, list[nn.Module]] = {}
+            for norm, layer in self.layers.items():
+                own = norm._parameters.get(name)
+                if own is not None:
+                    groups.setdefault(own, []).append(layer)
+            for layers in groups.values():
+                attribute = [_attribute(layer, name) for layer in layers]
+                first = getattr(layers[0], attribute[0])
+                for layer, own_name in zip(layers[1:], attribute[1:], strict=True):
+                    if torch.equal(getattr(layer, own_name), first):
+                        setattr(layer, own_name, first)
+                    else:
+                        norm = next(n for n, built in self.layers.items() if built is layer)
+                        untied.append(f"{self.names[norm]}.{name}")
+        return untied
+
+    def unregistered(self) -> list[Change]:
+        """Return an entry for each BatchNorm that is called without being a submodule."""
+        why = "called, but not registered as a submodule"
+        kinds = self.trial.unregistered if self.trial is not None else []
+        return [Change("(not registered)", kind, kind, "skipped", why) for kind in kinds]
+
+    def frozen(self) -> list[Change]:
+        """Return an entry for each FrozenBatchNorm2d, which stays."""
+        why = "frozen, with constant statistics; frozen=True converts it"
+        return [
+            Change(name, type(module).__name__, type(module).__name__, "skipped", why)
+            for module, name in self.names.items()
+            if is_frozen_class(module)
+        ]
+
+    def constant(self) -> tuple[str, ...]:
+        """Return the names of the BatchNorms that constant features would be computed from."""
+        if keeps_function(self.init):
+            return ()
+        return tuple(name for name, norm in self.norms.items() if norm in self.pooled)
+
+    def unverified(self) -> str | None:
+        """Return what was not verified, why, and what it costs; None if everything was."""
+        if self.trial is not None:
+            return self.trial.unverified
+        waiting = sum("pass example=" in str(site.match) for site in self.sites.values())
+        cost = f"; {waiting} BatchNorms stay unfused for that" if waiting else ""
+        return f"no example, so branches that torch.fx does not see; pass example={cost}"
+
+    def initialize(
+        self, model: nn.Module, generator: torch.Generator | None
+    ) -> tuple[tuple[str, float], ...]:
+        """Change the parameters of the model itself; return the layers scaled for an addition."""
+        for source, scale in self.filter_scales.items():
+            scale_filters_(source, scale)
+        scaled = []
+        if self.init == "scratch":
+            for part in [model] if self.whole else self.initialized:
+                he_init_(part, generator)
+            done = set[nn.Parameter]()  # layers may share their filters
+            for layer, end in self.additions.gains.items():
+                if not isinstance(layer, (_ConvNd, nn.Linear, _AGC)) or layer.weight in done:
+                    continue
+                if not self.whole and layer not in self.initialized:
+                    continue
+                if _scale_(layer, end.gain):
+                    scaled.append((self.names[layer], end.gain))
+                    done.update(layer.parameters(recurse=False))
+        return tuple(scaled)
+
+    def _single_position(self, norm: _BatchNorm) -> str | None:
+        """Return how the maps of the norm are known to have one position, or None."""
+        if norm in self.maps:
+            return "maps of one position" if self.maps[norm][1] == 1 else None
+        if isinstance(self.flow.sole_producer(norm), nn.Linear):
+            return "one position after a linear layer"
+        return None
+
+    def _dims(self, name: str, norm: _BatchNorm) -> int:
+        """Return the number of spatial dimensions; SyncBatchNorm works for any number."""
+        for d in (1, 2, 3):
+            if isinstance(norm, getattr(nn, f"BatchNorm{d}d")):
+                return d
+        if norm in self.maps:
+            return max(self.maps[norm][0], 1)
+        if isinstance(self.flow.sole_producer(norm), nn.Linear):
+            return 1
+        conv_dims = {
+            d for d in (1, 2, 3) for m in self.names if isinstance(m, getattr(nn, f"Conv{d}d"))
+        }
+        if len(conv_dims) != 1:
+            raise ValueError(
+                f"{name!r} ({type(norm).__name__}) accepts maps of 1, 2 or 3 dimensions, and the "
+                "model's convolutions do not determine which: pass example="
+            )
+        return conv_dims.pop()
+
+
+@torch.no_grad()
+def _scale_(layer: nn.Module, factor: float) -> bool:
+    """Scale the gamma of a layer, or its filters if it has none; return whether it has either."""
+    gain = getattr(layer, "weight" if isinstance(layer, _AGC) else "gain", None)
+    if gain is not None:
+        gain.mul_(factor)
+    elif isinstance(layer, (_ConvNd, nn.Linear)):
+        set_filters_(layer, factor * layer.weight)
+    else:
+        return False
+    return True
+
+
+def _attribute(layer: nn.Module, name: str) -> str:
+    """Return the name of gamma or beta in an AGC layer."""
+    return "gain" if name == "weight" and isinstance(layer, _AGCConv) else name
