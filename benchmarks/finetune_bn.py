@@ -68,10 +68,11 @@ from deepcontrol.workbench.losses import class_cross_entropy, pixel_cross_entrop
 from deepcontrol.workbench.models.resnet import CIFAR_GROUPS
 from deepcontrol.workbench.optim import Schedule, scheduled_lr, set_lr
 from deepcontrol.workbench.train.build import build_model, evaluation_batches
-from deepcontrol.workbench.train.checkpoint import find, load, load_weights
+from deepcontrol.workbench.train.checkpoint import load_of_run
 from deepcontrol.workbench.train.config import Train, load_config
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.faults import NotFiniteError
+from deepcontrol.workbench.train.snapshot import load_weights
 
 CONTENDERS = ("bn", "bn, frozen", "agc", "agc, new data", "agc, centered", "gn")
 DOMAINS = ("same", "shifted")
@@ -239,7 +240,7 @@ def camvid_as_streets(root: Path, split: str, size: Size) -> Cache:
 def load_start(config: Train, contender: str, train: Cache, device: torch.device) -> nn.Module:
     """Load the trained network and convert it as the contender's name says."""
     model = build_model(config, len(train.classes))
-    load_weights(model, load(find(config.out, "last")).model)
+    load_weights(model, load_of_run(config.out, "last").model)
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -25,7 +25,7 @@ from .batchnorms import (
 )
 from .constant import NEAR_ONE, constant_features
 from .dataflow import trace_dataflow
-from .layers import match_conv_norm_act, scalable_source, scale_filters_
+from .layers import he_scale, match_conv_norm_act, scalable_source, scale_filters_
 from .plan import Built, Level, Site, build
 from .report import Change
 from .residual import Additions, find_additions
@@ -226,12 +226,17 @@ class Conversion:
 
     def _continue(self, site: Site) -> AGCParameters:
         """Return parameters that continue from the BatchNorm; plan to scale its filters."""
+        scale = None
         if site.scales() and site.source is not None:
-            self.filter_scales[site.source] = inverse_sigma(site.norm)
+            gamma = site.norm._parameters.get("weight")
+            shared = sum(norm._parameters.get("weight") is gamma for norm in self.norms.values())
+            tied = gamma is not None and shared > 1
+            scale = inverse_sigma(site.norm) if tied else he_scale(site.source)
+            self.filter_scales[site.source] = scale
         return batchnorm_parameters(
             site.norm,
             lam=self.lambdas[site.norm],
-            normalized_filters=site.scales(),
+            filter_scale=scale,
             trainable=self.trainable,
         )
 

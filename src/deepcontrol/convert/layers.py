@@ -1,5 +1,6 @@
 """Match norms with their convolution and activation, and build AGC layers."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,8 @@ from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
 from ..ops.activation import ActivationName, name_of_module
+from ..ops.layout import accumulate_dtype
+from ..ops.reference import norm_scale, square_norm
 from .dataflow import Dataflow, has_hooks
 from .start import AGCParameters
 
@@ -18,6 +21,7 @@ _AGC_CONVS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3
 _AGC_LAYERS: dict[int, type[_AGC]] = {1: AGC1d, 2: AGC2d, 3: AGC3d}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+HE_NORM = math.sqrt(2.0)  # of a filter before a ReLU, as it is initialized
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,17 @@ def scalable_source(norm: nn.Module, flow: Dataflow) -> _ConvNd | nn.Linear | No
     ):
         return None
     return source
+
+
+@torch.no_grad()
+def he_scale(layer: _ConvNd | nn.Linear) -> Tensor:
+    """Return the factor (C,) that brings the filters of each output channel to He's norm.
+
+    A channel whose filters are zero has a factor of 1.
+    """
+    weight = layer.weight.transpose(0, 1) if isinstance(layer, _TRANSPOSED) else layer.weight
+    weight = weight.to(accumulate_dtype(weight.dtype))
+    return norm_scale(square_norm(weight, HE_NORM), HE_NORM)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ class Level(IntEnum):
 
     WITH_ACTIVATION = 0  # one AGCConv with the convolution before and the activation after it
     WITH_CONVOLUTION = 1  # one AGCConv with the convolution before it
-    REPLACED = 2  # an AGC layer; "bn" and "centered" divide the filters before it by sigma
+    REPLACED = 2  # an AGC layer; "bn" and "centered" scale the filters before it
     UNSCALED = 3  # an AGC layer; the filters before it stay as they are
     SKIPPED = 4  # the BatchNorm stays
 
@@ -32,7 +32,7 @@ class Site:
         norm: The BatchNorm.
         match: Its convolution and activation, or why they cannot fuse.
         trailing: Layers inside of the BatchNorm that follow the normalization.
-        source: The layer before it whose filters can be divided by sigma, or None.
+        source: The layer before it whose filters can be scaled, or None.
         dims: Spatial dimensions of its maps.
         level: How far it is converted.
         reason: Why it is converted less far than planned, or None.
@@ -76,7 +76,7 @@ class Site:
         return [*self.modules(), *scaled]
 
     def scales(self) -> bool:
-        """Return whether filters are divided by sigma to start from the trained BatchNorm."""
+        """Return whether filters are scaled to start from the trained BatchNorm."""
         return self.source is not None and self.level < Level.UNSCALED
 
 

@@ -111,7 +111,11 @@ def has_zero_gamma(norm: _BatchNorm) -> bool:
 
 
 def batchnorm_parameters(
-    norm: _BatchNorm, *, lam: float = 0.0, normalized_filters: bool, trainable: bool = True
+    norm: _BatchNorm,
+    *,
+    lam: float = 0.0,
+    filter_scale: Tensor | None = None,
+    trainable: bool = True,
 ) -> AGCParameters:
     """Return the parameters that continue from a trained BatchNorm.
 
@@ -120,21 +124,21 @@ def batchnorm_parameters(
 
     In between, 1 - lambda of the running mean is subtracted.
 
-    With normalized filters the gain is gamma: the convolution before computes z / sigma.
-
-    Splitting the factor gamma / sigma that way makes the start independent of the scale of the
-    filters, which BatchNorm's function does not depend on. The gradient of the gain is
-    sum g * (z - lambda * mean). If the filters were ten times as large, it would be ten times as
-    large for a gain a tenth as large, so that a learning rate that suits one model makes the other
-    diverge. With the filters W / sigma, z has variance 1 over the data, as BatchNorm's normalized
-    map, and the gain has the value and the gradient of BatchNorm's gamma. Filters scaled to the
-    norm of He initialization would not depend on their scale either, but would leave the variance
-    of the layer's input in the gain.
+    If the filters before the norm are multiplied by a scale, the gain is divided by it. The scale
+    brings each filter to the norm of He initialization (layers.he_scale), which makes the start
+    independent of the scale of the filters: BatchNorm's function does not depend on it. A step of
+    the filters W changes gain * W in proportion to gain^2, and a step of the gain in proportion to
+    |W|^2. If the filters were ten times as large, a learning rate that suits one model would make
+    the other diverge. BatchNorm leaves filters near the norm of He initialization, so the steps are
+    about those of frozen BatchNorms. With filters W / sigma and gain = gamma, the steps of the
+    filters would be sigma^2 times as large: sigma exceeds 1 after the sums of a residual network,
+    and fine-tuning diverged at learning rates that frozen BatchNorms tolerate (dev/LOG.md). Only
+    BatchNorms that share their gamma start so, because their gains can stay shared then.
 
     Args:
         norm: The BatchNorm, with running statistics.
         lam: The initial lambda, the share of the running mean that the sample's own mean replaces.
-        normalized_filters: Whether the filters before the norm are divided by sigma.
+        filter_scale: The scale (C,) of the filters before the norm; None if they stay as they are.
         trainable: Whether parameters that the BatchNorm does not have require gradients.
     """
     _refresh(norm)
@@ -145,7 +149,7 @@ def batchnorm_parameters(
     bias = torch.zeros_like(scale) if norm.bias is None else norm.bias.to(scale.dtype)
     if lam != 1:
         bias = bias - (1 - lam) * (gamma * scale * mean)
-    gain = gamma if normalized_filters else gamma * scale
+    gain = gamma * scale if filter_scale is None else gamma * (scale / filter_scale)
     return _parameters(norm, gain, bias, torch.full_like(gain, lam), trainable=trainable)
 
 

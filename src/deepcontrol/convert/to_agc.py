@@ -115,10 +115,10 @@ def to_agc(
             with lambda 1 and beta as trained: the sample's own mean replaces the running mean.
             Maps of one position, and those before global average pooling, start as with "bn".
 
-            With "bn" and "centered" the filters W of a convolution that feeds only the BatchNorm
-            become W / sigma, in place, and gamma stays as trained. The function is the same, and
-            fine-tuning does not depend on the scale of the filters, as with BatchNorm. Code outside
-            of the model that reads the same filters sees the change.
+            With "bn" and "centered" the filters of a convolution that feeds only the BatchNorm are
+            scaled to the norm of He initialization, in place, and the gain makes up for it. The
+            function is the same, and fine-tuning does not depend on the scale of the filters. Code
+            outside of the model that reads the same filters sees the change.
         example: An input of the model, a tuple of inputs or a dict of keyword arguments. Copies of
             the model run on it. This finds maps of one position (squeeze-and-excitation,
             the pooling of ASPP), where the mean is the value itself, so that lambda starts at 0

@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_map
 from ..ops.layout import positions
 from .copies import Copied, copy_model, seed_everything
 from .dataflow import example_arguments, has_hooks, run_example
-from .layers import scale_filters_
+from .layers import he_scale, scale_filters_
 from .plan import Level, Site, build
 from .recording import CalledOutsideError, Record, record_run, tensors_in
 from .replace import replace_modules
-from .start import batchnorm_parameters, inverse_sigma
+from .start import batchnorm_parameters
 
 _TOLERANCE = 1e-2  # in the dtype of the model; a wrong plan is off by far more
 _TOLERANCE_FP64 = 1e-7  # decides if the first is exceeded: deep networks amplify rounding
@@ -138,14 +138,14 @@ class Trial:
                     norm.reset_running_stats()
                     norm.running_mean = torch.zeros(norm.num_features)
                     norm.running_var = torch.ones(norm.num_features)
-                parameters = batchnorm_parameters(
-                    norm,
-                    lam=lam[site.norm] if lam is not None else 0.0,
-                    normalized_filters=site.scales(),
-                )
+                scale = None
                 if site.scales() and site.source is not None:
                     source: Any = copied.modules[site.source]
-                    scale_filters_(source, inverse_sigma(norm))
+                    scale = he_scale(source)
+                    scale_filters_(source, scale)
+                parameters = batchnorm_parameters(
+                    norm, lam=lam[site.norm] if lam is not None else 0.0, filter_scale=scale
+                )
                 bias: Any = None
                 if not isinstance(site.match, str):
                     bias = copied.modules[site.match.conv].bias
