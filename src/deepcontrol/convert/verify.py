@@ -135,7 +135,6 @@ class Trial:
                 norm = copied.modules[site.norm]
                 assert isinstance(norm, _BatchNorm)
                 if norm.running_mean is None:  # never called, and without statistics
-                    norm.reset_running_stats()
                     norm.running_mean = torch.zeros(norm.num_features)
                     norm.running_var = torch.ones(norm.num_features)
                 parameters = batchnorm_parameters(
