@@ -157,6 +157,25 @@ def test_converted_and_folded_models_can_be_traced() -> None:
         torch.testing.assert_close(traced(x), network(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("how", ["wrapper", "in place", "inside"])
+def test_compiled_models(how: str) -> None:
+    model = trained(row(3, 8)).eval()
+    x = torch.randn(1, 3, 8, 8)
+    expected = model(x)
+    if how == "in place":
+        model.compile(backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+    if how == "inside":
+        model = nn.Sequential(model)
+    torch.testing.assert_close(model(x), expected)
+    converted, report = to_agc(model, init="bn", example=x, report=True)
+    assert converted is model
+    assert report.count("fused") == 1
+    assert report.unverified is None
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
 class FrozenBatchNorm2d(nn.Module):
     """The layer of torchvision."""
 

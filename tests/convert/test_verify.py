@@ -99,6 +99,22 @@ def test_examples_that_the_model_refuses_raise() -> None:
         to_agc(row(3, 8), example=torch.randn(1, 4, 8, 8))
 
 
+def test_models_that_refuse_random_parameters_are_not_verified() -> None:
+    class Strict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.scale = row(3, 8), nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if bool(self.scale != 1):
+                raise ValueError("the scale must be 1")
+            return self.layers(x) * self.scale
+
+    _, report = to_agc(Strict(), example=IMAGE, report=True)
+    assert "raises ValueError: the scale must be 1" in str(report)
+    assert report.count("fused") + report.count("replaced") == 1
+
+
 def test_training_mode_that_raises_is_named() -> None:
     class Detector(nn.Module):
         def __init__(self) -> None:

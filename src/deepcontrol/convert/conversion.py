@@ -24,7 +24,7 @@ from .batchnorms import (
     trailing_layers,
 )
 from .constant import NEAR_ONE, constant_features
-from .dataflow import trace_dataflow
+from .dataflow import has_hooks, trace_dataflow
 from .layers import he_scale, match_conv_norm_act, scalable_source, scale_filters_
 from .plan import Built, Level, Site, build
 from .report import Change
@@ -104,6 +104,8 @@ class Conversion:
                 sites[norm] = Site(
                     name, norm, match, self.trailing[norm], source, self._dims(name, norm)
                 )
+        for site in sites.values():
+            self._keep_observed(site)
         for parent in self.names:
             # Their forward uses the statistics of the BatchNorm inside.
             if type(parent).__module__.startswith("torch.ao."):
@@ -114,6 +116,21 @@ class Conversion:
         if self.trial is not None:
             settle(self.trial, list(sites.values()))
         return sites
+
+    def _keep_observed(self, site: Site) -> None:
+        """Do not fuse across the end of a module with hooks: they would see another output."""
+        parts = [f"{name}." for module, name in self.names.items() if name and has_hooks(module)]
+        for part in parts:
+            inside = site.name.startswith(part)
+            if site.source is not None and inside != self.names[site.source].startswith(part):
+                site.lower(Level.UNSCALED, f"hooks observe {part[:-1]}")
+            if isinstance(site.match, str):
+                continue
+            after = site.match.activation_module
+            if inside != self.names[site.match.conv].startswith(part):
+                site.lower(Level.REPLACED, f"hooks observe {part[:-1]}")
+            elif after is not None and inside != self.names[after].startswith(part):
+                site.lower(Level.WITH_CONVOLUTION, f"hooks observe {part[:-1]}")
 
     def convert(self, name: str, norm: _BatchNorm) -> Change:
         """Choose the replacement of one BatchNorm."""

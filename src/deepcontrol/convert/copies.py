@@ -73,6 +73,15 @@ def copy_model(model: nn.Module, *, share_parameters: bool = False) -> Copied:
     return Copied(copied, {module: names[name] for name, module in pairs})
 
 
+class _Uncompiled(nn.Module):
+    """Stands for the wrapper of torch.compile."""
+
+    _orig_mod: nn.Module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
+
+
 class _Copier:
     """Copy objects recursively, part by part where that is possible."""
 
@@ -92,6 +101,8 @@ class _Copier:
         kind = type(value)
         if isinstance(value, Tensor):
             return copy.deepcopy(value) if value.is_leaf else value.detach().clone()
+        if isinstance(value, torch.Generator):
+            return value.clone_state()
         if kind in _CONTAINERS:
             return self._container(value)
         if kind is types.FunctionType:
@@ -104,6 +115,8 @@ class _Copier:
         if kind is weakref.ref:
             target = value()
             return weakref.ref(self.copy(target)) if isinstance(target, nn.Module) else value
+        if isinstance(getattr(value, "_orig_mod", None), nn.Module):
+            return self._uncompiled(value)
         return self._attributes(value) if _is_plain(value) else self._deepcopy(value)
 
     def _deepcopy(self, value: Any) -> Any:
@@ -120,8 +133,17 @@ class _Copier:
         copied = kind.__new__(kind)
         self.memo[id(value)] = copied
         for name, attribute in list(vars(value).items()):
-            copied.__dict__[name] = self.copy(attribute)
+            # model.compile() would run the code that was compiled for the original.
+            compiled = name == "_compiled_call_impl"
+            copied.__dict__[name] = None if compiled else self.copy(attribute)
         return copied
+
+    def _uncompiled(self, compiled: Any) -> nn.Module:
+        """Return an eager copy of a model of torch.compile, with the same names."""
+        copied = _Uncompiled()
+        self.memo[id(compiled)] = copied
+        copied._orig_mod = self.copy(compiled._orig_mod)
+        return copied.train(compiled.training)
 
     def _container(self, value: Any) -> Any:
         if isinstance(value, tuple):

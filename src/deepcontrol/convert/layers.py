@@ -83,6 +83,7 @@ def scalable_source(norm: nn.Module, flow: Dataflow) -> _ConvNd | nn.Linear | No
         or hasattr(source, "parametrizations")
         or not isinstance(source.weight, nn.Parameter)
         or has_hooks(source)
+        or has_hooks(norm)
         or grouped
     ):
         return None

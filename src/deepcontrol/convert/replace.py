@@ -102,7 +102,9 @@ class _References:
             if len(value) <= _MAX_ITEMS:
                 pairs = value.items() if isinstance(value, dict) else enumerate(value)
                 for key, item in list(pairs):
-                    value[key] = self.replaced(item, depth)
+                    new = self.replaced(item, depth)
+                    if new is not item:
+                        value[key] = new
         elif isinstance(value, set):
             if any(isinstance(item, nn.Module) for item in value):
                 items = [self.replaced(item, depth) for item in value]
@@ -111,11 +113,15 @@ class _References:
         elif isinstance(value, types.FunctionType):
             for cell in value.__closure__ or ():
                 try:
-                    cell.cell_contents = self.replaced(cell.cell_contents, depth)
+                    content = cell.cell_contents
                 except ValueError:  # an empty cell
                     continue
-            if value.__defaults__:
-                value.__defaults__ = self.replaced(value.__defaults__, depth)
+                new = self.replaced(content, depth)
+                if new is not content:
+                    cell.cell_contents = new
+            defaults = self.replaced(value.__defaults__, depth)
+            if defaults is not value.__defaults__:
+                value.__defaults__ = defaults
             self.replaced(value.__kwdefaults__, depth)
         elif not isinstance(value, (type, types.ModuleType, Tensor)) and hasattr(value, "__dict__"):
             self.replaced(vars(value), depth)

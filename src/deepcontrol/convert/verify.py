@@ -65,7 +65,9 @@ class Trial:
     @property
     def can_compare(self) -> bool:
         """Return whether the model has values to compare."""
-        return not any(p.is_meta for p in self.model.parameters())
+        if any(p.is_meta for p in self.model.parameters()):
+            return False
+        return None not in self.references or not self.references[None][0]["evaluation"].error
 
     def _observe(self) -> None:
         """Run the model as it is; find the references that a copy does not follow."""
@@ -85,11 +87,33 @@ class Trial:
             if isinstance(m, _BatchNorm) and m not in values.original and m not in self.held
         ]
         if evaluation.error is not None:
-            raise evaluation.error
-        if training.error is not None and self.unverified is None:
+            self._observe_maps()  # raises if the example itself is wrong
+            kind = type(evaluation.error).__name__
+            why = f"a run with random gains and biases raises {kind}: {evaluation.error}"
+            self.unverified = why
+        elif training.error is not None and self.unverified is None:
             why = f"{type(training.error).__name__}: {training.error}"
             self.unverified = f"training mode, in which the example raises {why}"
         self.references[None] = reference
+
+    def _observe_maps(self) -> None:
+        """Run the model with its own parameters, and record the size of maps."""
+        copied = copy_model(self.model, share_parameters=True)
+
+        def record(norm: _BatchNorm, x: Tensor) -> None:
+            size = (x.dim() - 2, positions(x))
+            self.maps[norm] = max(self.maps.get(norm, (0, 0)), size)
+
+        hooks = [
+            copied.modules[norm].register_forward_pre_hook(
+                lambda _, args, kwargs, norm=norm: record(
+                    norm, args[0] if args else kwargs["input"]
+                ),
+                with_kwargs=True,
+            )
+            for norm in self.norms
+        ]
+        run_example(copied, self.example, hooks)
 
     def _reference(self, dtype: torch.dtype | None) -> "tuple[dict[str, Record], _Values]":
         """Run a copy that keeps its BatchNorms; return its records and values."""
@@ -135,7 +159,6 @@ class Trial:
                 norm = copied.modules[site.norm]
                 assert isinstance(norm, _BatchNorm)
                 if norm.running_mean is None:  # never called, and without statistics
-                    norm.reset_running_stats()
                     norm.running_mean = torch.zeros(norm.num_features)
                     norm.running_var = torch.ones(norm.num_features)
                 scale = None
