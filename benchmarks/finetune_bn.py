@@ -68,10 +68,11 @@ from deepcontrol.workbench.losses import class_cross_entropy, pixel_cross_entrop
 from deepcontrol.workbench.models.resnet import CIFAR_GROUPS
 from deepcontrol.workbench.optim import Schedule, scheduled_lr, set_lr
 from deepcontrol.workbench.train.build import build_model, evaluation_batches
-from deepcontrol.workbench.train.checkpoint import find, load, load_weights
+from deepcontrol.workbench.train.checkpoint import find, load
 from deepcontrol.workbench.train.config import Train, load_config
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.faults import NotFiniteError
+from deepcontrol.workbench.train.snapshot import load_weights
 
 CONTENDERS = ("bn", "bn, frozen", "agc", "agc, new data", "agc, centered", "gn")
 DOMAINS = ("same", "shifted")
