@@ -113,9 +113,21 @@ def state_of(run: Path) -> tuple[list[str], dict[str, Any]]:
             model, optimizer = trained(0)
             position = restore(found[1], model, optimizer, SINGLE)
             values[f"epoch {position.epoch}"] = [p.tolist() for p in model.parameters()]
+            said += resumed_records(run, position.epoch)
     except (CheckpointError, ValueError) as error:
         said.append(str(error))
     return said, values
+
+
+def resumed_records(run: Path, epoch: int) -> list[str]:
+    """Return the messages about the records when a run resumes, from copies of them."""
+    said = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (runfolder.METRICS, runfolder.LAYERS):
+            copied = Path(folder) / name
+            copied.write_bytes((run / name).read_bytes())
+            said += records.truncate_records(copied, epoch)
+    return said
 
 
 def compare(run: Path, before: dict[str, Any]) -> Result:

@@ -21,6 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from ...step import TrainingStep
 from ..optim import set_lr
+from ..output import replacing
 from .build import build_data, build_model, build_objective, open_sources, scale_to_images_
 from .config import Train
 from .diagnosis import memory_fault_at_start
@@ -189,7 +190,6 @@ def run_find_lr(config: Train, steps: int, console: Console) -> int:
             raise
         raise memory_fault_at_start(device, config.image_size, config.width) from error
     _print_search(search, steps, console)
-    config.out.mkdir(parents=True, exist_ok=True)
     try:  # a training machine may lack matplotlib
         draw_search(search, config.out / PICTURE)
         line = str(config.out / PICTURE)
@@ -304,7 +304,8 @@ def draw_search(search: LRSearch, path: Path) -> None:
     against_step.set_ylabel("loss, moving average")
     if finite:
         against_step.legend(frameon=False, fontsize=7, title="learning rate", title_fontsize=7)
-    figure.savefig(path, dpi=150)
+    with replacing(path, inside=path.parent) as file:
+        figure.savefig(file, format="png", dpi=150)
 
 
 def _moving_average(values: Sequence[float], width: int) -> list[float]:
