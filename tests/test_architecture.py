@@ -30,10 +30,18 @@ LIBRARY: dict[str, set[str]] = {
 W = "deepcontrol.workbench"
 ALLOWED: dict[str, set[str]] = LIBRARY | {
     "streets": set(),
-    "deepcontrol.__main__": {f"{W}.cli"},
+    "deepcontrol.__main__": {"deepcontrol", f"{W}.cli"},
     W: set(),
     f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn"},
-    f"{W}.data": {"streets", f"{W}.json_files", f"{W}.output"},
+    f"{W}.imagefile": set(),
+    f"{W}.terminal": set(),
+    f"{W}.data": {
+        "streets",
+        f"{W}.hardware",
+        f"{W}.imagefile",
+        f"{W}.json_files",
+        f"{W}.output",
+    },
     f"{W}.losses": {f"{W}.data"},
     f"{W}.metrics": {f"{W}.data"},
     f"{W}.output": set(),
@@ -64,6 +72,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.runlock",
         f"{W}.sizes",
     },
+    f"{W}.errors": {f"{W}.train"},
     f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
     f"{W}.bench": {
         "deepcontrol.nn",
@@ -77,11 +86,20 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.predict": {
         "deepcontrol.nn",
         f"{W}.data",
+        f"{W}.imagefile",
         f"{W}.output",
         f"{W}.sizes",
+        f"{W}.terminal",
         f"{W}.train",
     },
-    f"{W}.report": {f"{W}.output", f"{W}.records", f"{W}.runfolder", f"{W}.studyfolder"},
+    f"{W}.report": {
+        f"{W}.imagefile",
+        f"{W}.output",
+        f"{W}.records",
+        f"{W}.runfolder",
+        f"{W}.studyfolder",
+        f"{W}.terminal",
+    },
     f"{W}.export": {
         "deepcontrol",
         "deepcontrol.convert",
@@ -105,12 +123,14 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.runfolder",
         f"{W}.runlock",
         f"{W}.studyfolder",
+        f"{W}.terminal",
         f"{W}.train",
     },
     f"{W}.cli": {
         f"{W}.bench",
         f"{W}.data",
         f"{W}.doctor",
+        f"{W}.errors",
         f"{W}.export",
         f"{W}.output",
         f"{W}.predict",
@@ -118,6 +138,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.runfolder",
         f"{W}.sizes",
         f"{W}.study",
+        f"{W}.terminal",
         f"{W}.train",
     },
 }

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 from ..data.batches import normalized
 from ..data.decoded import cover_and_crop
 from ..output import write_atomic
+from ..terminal import printable
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config import load_config
+from ..train.faults import check_weights
 from ..train.snapshot import load_weights
 from .images import ImageFile, images_in
-from .tiling import free_memory
+from .tiling import NOT_FINITE, free_memory
 
 BATCH = 32
 TABLE = "predictions.csv"
@@ -61,6 +63,7 @@ def load_classifier(run: Path, checkpoint: str, device: torch.device) -> Classif
         raise ValueError(f"{run / 'config.json'}: expected a list of classes, got {names!r}")
     model = build_model(config, len(names))
     load_weights(model, load_of_run(run, checkpoint).model)
+    check_weights(model, run / checkpoint)
     classes = tuple(map(str, names))
     return Classifier(model.eval().to(device), classes, config.image_size, config.in_channels)
 
@@ -90,7 +93,14 @@ def classify(
         best = int(np.argmax(probabilities))
         name, probability = classifier.classes[best], probabilities[best]
         table.add_row(escape(str(image)), escape(name), f"{100 * probability:.1f}")
-        rows.append([str(image), name, f"{probability:.6f}", *(f"{p:.6f}" for p in probabilities)])
+        rows.append(
+            [
+                printable(str(image)),
+                name,
+                f"{probability:.6f}",
+                *(f"{p:.6f}" for p in probabilities),
+            ]
+        )
     if rows:
         header = ["image", "class", "probability", *classifier.classes]
         write_atomic(out / TABLE, _csv(header, rows), inside=out)
@@ -114,11 +124,15 @@ def _predict(
         for path in files[start : start + BATCH]:
             try:
                 images[path] = read_image(path, classifier)
-            except (ValueError, OSError) as error:
+            except Exception as error:  # whatever one image raises, the others go on
                 failed.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
         if images:
-            found = classifier.probabilities(list(images.values())).tolist()
-            yield from map(Prediction, images, found)
+            found = classifier.probabilities(list(images.values()))
+            for path, probabilities in zip(images, found, strict=True):
+                if probabilities.isnan().any():
+                    failed.append(f"{path}: {NOT_FINITE}")
+                else:
+                    yield Prediction(path, probabilities.tolist())
 
 
 def read_image(path: Path, classifier: Classifier) -> NDArray[np.uint8]:
