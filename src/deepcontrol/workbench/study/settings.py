@@ -269,6 +269,8 @@ class Reproduce:
             if value is not None and not value >= 0:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 0, got {value}")
         known = self._known
+        if self.only and not self.ids:
+            raise ValueError("--only names no claim: name some, as in fig1a,fig1b, or omit it")
         unknown = sorted(set(self.ids) - set(known))
         if unknown:
             raise ValueError(

@@ -21,6 +21,7 @@ from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .evaluate import evaluate
 from .find_lr import run_find_lr
 from .loop import train
+from .memory import state_bytes
 from .snapshot import load_weights
 
 MIB = 2**20
@@ -108,7 +109,7 @@ def plan(config: Train) -> Plan:
     with torch.device("meta"):  # shapes only
         model = build_network(config, len(sources.train.classes))
     parameters = sum(p.numel() for p in model.parameters())
-    state = parameters * 4 * (3 if config.momentum else 2) / (processes if config.fsdp else 1)
+    state = state_bytes(config, parameters, processes)
     dtype = choose_autocast(config.precision, device) or torch.float32
     images = -(-config.batch_size // processes)
     shape = (images, config.in_channels, *config.image_size)
