@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn"},
     f"{W}.imagefile": set(),
     f"{W}.terminal": set(),
+    f"{W}.helptext": set(),
     f"{W}.data": {
         "streets",
         f"{W}.hardware",
@@ -132,6 +133,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.doctor",
         f"{W}.errors",
         f"{W}.export",
+        f"{W}.helptext",
         f"{W}.output",
         f"{W}.predict",
         f"{W}.report",

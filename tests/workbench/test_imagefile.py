@@ -38,7 +38,7 @@ def test_postscript_in_a_png_starts_no_program(
             read(path)
 
 
-@pytest.mark.parametrize("kind", ["gif", "ico", "tga", "pcx", "dds"])
+@pytest.mark.parametrize("kind", ["ico", "tga", "pcx", "dds"])
 def test_other_formats_are_refused(tmp_path: Path, kind: str) -> None:
     Image.fromarray(noise(8, 8)).save(tmp_path / f"x.{kind}")
     (tmp_path / f"x.{kind}").rename(tmp_path / "x.png")

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from . import helptext
 from .bench import Bench, run_bench
 from .data import DataName, open_source
 from .data.inspect import check, contact_sheet
@@ -51,7 +52,7 @@ class Sheet:
 
     data: DataName = "streets"
     """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
-    data_root: Path | None = None
+    data_root: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Dataset folder. streets needs none."""
     split: Literal["train", "val", "test"] = "train"
     """Split to draw. For CIFAR and Fashion-MNIST, val is the test set."""
@@ -145,19 +146,16 @@ def parse(args: list[str]) -> object:
             overview(),
             args=args,
             prog="deepcontrol",
-            description="AGC (automatic gain control): train, evaluate and benchmark networks.",
+            description="AGC (automatic gain control): train, evaluate and benchmark networks. "
+            "--version prints the version.",
             config=CONFIGURATION,
         )
     name, *flags = args
-    shared: dict[str, Any] = {
-        "args": flags,
-        "prog": f"deepcontrol {name}",
-        "config": CONFIGURATION,
-    }
+    shared: dict[str, Any] = {"prog": f"deepcontrol {name}", "config": CONFIGURATION}
     if name == "train" and (run := _run_folder(flags)) is not None and (run / CONFIG).exists():
         before = TrainCommand(**vars(load_config(run)[0]))
-        return tyro.cli(TrainCommand, default=before, **shared)
-    return tyro.cli(COMMANDS[name][0], **shared)
+        return helptext.parse(TrainCommand, flags, before, **shared)
+    return helptext.parse(COMMANDS[name][0], flags, **shared)
 
 
 def refuse_empty(args: list[str]) -> None:

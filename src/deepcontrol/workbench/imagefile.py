@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-FORMATS = ("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")  # PPM includes PGM and PBM
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # PPM includes PGM and PBM
 ORIENTATION = 0x0112  # EXIF tag
 UPRIGHT, MIRRORED, TURNED = 1, (2, 3, 4), (5, 6, 7, 8)  # turned by 90 degrees
 

@@ -173,7 +173,7 @@ def test_epochs_of_a_cosine_schedule_are_fixed(
 ) -> None:
     assert main(command(classifier, cifar, epochs=3)) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "--epochs 2 -> 3" in said
+    assert "--epochs was 2, now 3" in said
     assert "of a cosine schedule depend on --epochs" in said
     for epochs in (1, 2):
         train_here(run, cifar, epochs=epochs, schedule="constant", model="mlp", lr=0.005)
