@@ -13,6 +13,7 @@ from PIL import Image
 from torch import nn
 
 from deepcontrol.workbench.data import Batches, open_source, prepare
+from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.progress import sample_sheet, save_png
@@ -123,3 +124,12 @@ def test_pictures_are_not_written_through_links(run: Path, tmp_path: Path) -> No
     with pytest.raises(OSError, match="link"):
         save_png(pixels, run / "more" / "a.png")
     assert not list(elsewhere.iterdir())
+
+
+def test_one_class_everywhere_is_said_at_the_end(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ConfusionMatrix, "only_class", property(lambda self: 2))
+    train_here(run, epochs=2)
+    printed = capsys.readouterr().out
+    assert printed.count("predicts 'building' for every validation pixel") == 1
