@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -85,7 +86,13 @@ def classify(
     """
     files = [file for path in paths for file in (images_in(path, out) if path.is_dir() else [path])]
     failed: list[str] = []
-    predictions = list(_predict(classifier, files, failed))
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("images", total=len(files))
+        predictions: list[Prediction] = []
+        for start in range(0, len(files), BATCH):
+            batch = files[start : start + BATCH]
+            predictions += _predict(classifier, batch, failed)
+            progress.advance(bar, len(batch))
     table = Table("image", "class", "probability %")
     table.columns[2].justify = "right"
     rows = []
@@ -102,7 +109,7 @@ def classify(
             ]
         )
     if rows:
-        header = ["image", "class", "probability", *classifier.classes]
+        header = ["image", "class", "probability", *map(printable, classifier.classes)]
         write_atomic(out / TABLE, _csv(header, rows), inside=out)
         if not console.is_terminal:
             console.width = 200  # do not wrap lines in a log
@@ -118,21 +125,21 @@ def classify(
 def _predict(
     classifier: Classifier, files: Sequence[Path], failed: list[str]
 ) -> Iterator[Prediction]:
-    """Yield the predictions of all readable images; append the reasons of the others."""
-    for start in range(0, len(files), BATCH):
-        images: dict[Path, NDArray[np.uint8]] = {}
-        for path in files[start : start + BATCH]:
-            try:
-                images[path] = read_image(path, classifier)
-            except Exception as error:  # whatever one image raises, the others go on
-                failed.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
-        if images:
-            found = classifier.probabilities(list(images.values()))
-            for path, probabilities in zip(images, found, strict=True):
-                if probabilities.isnan().any():
-                    failed.append(f"{path}: {NOT_FINITE}")
-                else:
-                    yield Prediction(path, probabilities.tolist())
+    """Yield the predictions of the readable images; append the reasons of the others."""
+    images: dict[Path, NDArray[np.uint8]] = {}
+    for path in files:
+        try:
+            images[path] = read_image(path, classifier)
+        except Exception as error:  # whatever one image raises, the others go on
+            failed.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
+    if not images:
+        return
+    found = classifier.probabilities(list(images.values()))
+    for path, probabilities in zip(images, found, strict=True):
+        if probabilities.isnan().any():
+            failed.append(f"{path}: {NOT_FINITE}")
+        else:
+            yield Prediction(path, probabilities.tolist())
 
 
 def read_image(path: Path, classifier: Classifier) -> NDArray[np.uint8]:

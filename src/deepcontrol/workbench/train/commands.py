@@ -9,6 +9,7 @@ import torch
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from ...nn import saved_bytes
@@ -178,10 +179,19 @@ def run_eval(command: Eval, console: Console) -> int:
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     batch_size = config.val_batch_size if command.batch_size is None else command.batch_size
-    cache = prepare(source, config.image_size)
-    batches = evaluation_batches(config, cache, batch_size, device=device)
     autocast = choose_autocast(config.precision, device)
-    matrix = evaluate(model, batches, autocast, window=config.window)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("decoding", total=None)
+        cache = prepare(
+            source,
+            config.image_size,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+        batches = evaluation_batches(config, cache, batch_size, device=device)
+        progress.reset(bar, description="evaluating", total=len(batches))
+        matrix = evaluate(
+            model, batches, autocast, lambda *_: progress.advance(bar), window=config.window
+        )
     heading, values = "IoU %", matrix.class_iou
     result = f"pixel error {matrix.pixel_error:.2%}, mean IoU {matrix.mean_iou:.3f}"
     if config.task == "classification":
