@@ -1,6 +1,7 @@
 """Progress in a real terminal, TensorBoard, and sample pictures."""
 
 import math
+import os
 import re
 import sys
 import time
@@ -133,3 +134,12 @@ def test_one_class_everywhere_is_said_at_the_end(
     train_here(run, epochs=2)
     printed = capsys.readouterr().out
     assert printed.count("predicts 'building' for every validation pixel") == 1
+
+
+def test_run_folder_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / os.fsdecode(b"caf\xe9\x1b[2J")
+    train_here(run, epochs=1)
+    printed = capsys.readouterr().out
+    assert "caf\\xe9\\x1b[2J: segnet agc" in printed
+    assert "no TensorBoard events are written" in printed
+    assert "\x1b[2J" not in printed

@@ -163,7 +163,7 @@ class Events:
     def _errors_logged(self) -> Iterator[None]:
         try:
             yield
-        except ImportError as error:
+        except (ImportError, UnicodeError) as error:  # TensorBoard's paths must be UTF-8
             self._log(f"no TensorBoard events are written: {error}")
         except OSError as error:
             self._writer = None
