@@ -5,7 +5,7 @@ READY := .venv/.ready
 ZOO := .venv-zoo/bin
 ZOO_READY := .venv-zoo/.ready
 
-.PHONY: help setup demo test test-faults check format test-gpu test-ray test-zoo zoo bench docs readme lock lock-zoo
+.PHONY: help setup demo test test-faults check format test-gpu test-ray test-zoo zoo bench docs readme audit lock
 
 help:
 	@echo "make demo      test the paper's main claims on a small scale and write a page (under 5 minutes on 2 CPU cores)"
@@ -20,14 +20,15 @@ help:
 	@echo "make test-ray  run the test that needs Ray (installs Ray into .ray)"
 	@echo "make test-zoo  run the tests against timm, MONAI and other libraries (in .venv-zoo)"
 	@echo "make zoo       convert, train and fold over 40 models of these libraries, and write docs/zoo.md (about 5 minutes)"
+	@echo "make audit     look up known vulnerabilities of the pinned packages (needs a network)"
 	@echo "make setup     create .venv with pinned packages and an editable install"
 
 setup: $(READY)
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock requirements-torch.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deepcontrol needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python dev/lock.py install requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -59,15 +60,15 @@ test-ray: .ray
 	PYTHONPATH=.ray $(BIN)/python -m pytest -q tests/workbench/study/test_ray.py
 
 # Ray is large and optional. It goes into a folder of its own, so that .venv stays as pinned.
-.ray: $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $@.new -c requirements.lock ray
+.ray: $(READY) requirements-ray.lock
+	rm -rf $@.new
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $@.new -r requirements-ray.lock
 	rm -rf $@ && mv $@.new $@
 
-# The other libraries have an environment of their own. torch is pinned exactly in the lock: any
-# other specifier would let pip choose a CUDA build.
-$(ZOO_READY): requirements-zoo.lock
+# The other libraries have an environment of their own.
+$(ZOO_READY): requirements-zoo.lock requirements-torch.lock
 	$(PYTHON) -m venv .venv-zoo
-	$(ZOO)/python -m pip install --quiet --disable-pip-version-check -r requirements-zoo.lock
+	$(ZOO)/python dev/lock.py install requirements-zoo.lock
 	touch $@
 
 # Deprecation warnings between these libraries are ignored; all other warnings are errors.
@@ -93,12 +94,22 @@ docs: .venv-docs/.ready
 
 .venv-docs/.ready: requirements-docs.lock
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	.venv-docs/bin/python dev/lock.py install requirements-docs.lock
 	touch $@
 
-# Pin the installed packages. torch is pinned without its local version, so that any build of it will do.
-lock:
-	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | sed 's/^\(torch==[^+]*\).*/\1/' > requirements.lock
+# A report: packages with known vulnerabilities make it fail, a missing database does not.
+audit: .venv-audit/.ready
+	.venv-audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off $(foreach lock,$(wildcard requirements*.lock),-r $(lock))
 
-lock-zoo:
-	$(ZOO)/python -m pip freeze --all --exclude pip | sed 's/^\(torch==[^+]*\).*/\1/' > requirements-zoo.lock
+.venv-audit/.ready: requirements-audit.lock
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python dev/lock.py install requirements-audit.lock
+	touch $@
+
+# Pin the installed packages of all environments, with hashes. Takes some minutes, and needs a network.
+lock: $(READY) $(ZOO_READY) .venv-docs/.ready .venv-audit/.ready .ray
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | $(BIN)/python dev/lock.py write requirements.lock
+	$(ZOO)/python -m pip freeze --all --exclude pip | $(BIN)/python dev/lock.py write requirements-zoo.lock
+	.venv-docs/bin/python -m pip freeze --all --exclude pip --exclude setuptools | $(BIN)/python dev/lock.py write requirements-docs.lock
+	.venv-audit/bin/python -m pip freeze --all --exclude pip --exclude setuptools | $(BIN)/python dev/lock.py write requirements-audit.lock
+	$(BIN)/python -m pip freeze --path .ray | $(BIN)/python dev/lock.py write requirements-ray.lock

@@ -75,6 +75,7 @@ def test_source_distribution_is_complete(dist: Path) -> None:
         "CHANGELOG.md",
         "CITATION.cff",
         "CONTRIBUTING.md",
+        "SECURITY.md",
         "Makefile",
         "pyproject.toml",
         "requirements.lock",

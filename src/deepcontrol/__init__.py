@@ -1,5 +1,6 @@
 """deepcontrol: automatic gain control (AGC) for convolutional networks, instead of BatchNorm."""
 
+from . import _startup  # noqa: F401 (before everything that imports torch)
 from .convert import calibrate, fold, reestimate_statistics, signal_report, to_agc
 from .nn import (
     AGC1d,

@@ -4,13 +4,18 @@ import os
 import signal
 import sys
 
+from . import __version__
+
 
 def main() -> int:
     """Run the command line and return the exit code.
 
     Without the workbench extra, print how to install it. A closed pipe
-    (`deepcontrol --help | head -1`) ends the command without a message.
+    (`deepcontrol --help | head -1`) and Ctrl-C end the command without a message.
     """
+    if sys.argv[1:] == ["--version"]:
+        print(f"deepcontrol {__version__}")
+        return 0
     try:
         from .workbench.cli import main as run
     except ModuleNotFoundError as error:
@@ -22,6 +27,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    except KeyboardInterrupt:  # the imports take seconds
+        return 128 + signal.SIGINT
     try:
         try:
             return run()

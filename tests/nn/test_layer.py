@@ -139,3 +139,23 @@ def test_no_warning_in_eval_mode_or_at_lambda_0_or_on_larger_maps(name: str) -> 
             layer(torch.randn(shape))
     if name == "AGCConv2d":
         make()(torch.randn(2, 4, 5, 5))
+
+
+@pytest.mark.parametrize(
+    ("plain", "converted"),
+    [(nn.Conv2d(3, 4, 3, bias=False), AGCConv2d(3, 4, 3)), (nn.Linear(3, 4), AGCLinear(3, 4))],
+)
+def test_state_dict_of_the_model_before_its_conversion_is_explained(
+    plain: nn.Module, converted: nn.Module
+) -> None:
+    state = nn.Sequential(plain).state_dict()
+    model = nn.Sequential(converted)
+    with pytest.warns(UserWarning, match=r"as a model has before to_agc.*init=\"bn\""):
+        model.load_state_dict(state, strict=False)
+    assert torch.equal(model[0].weight, plain.weight)
+    with (
+        pytest.warns(UserWarning, match="Load it before the conversion"),
+        pytest.raises(RuntimeError, match=r"Missing key.*0\.gain"),
+    ):
+        model.load_state_dict(state)
+    model.load_state_dict(model.state_dict())  # its own: no warning, which would be an error

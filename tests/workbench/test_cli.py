@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from deepcontrol.workbench.cli import COMMANDS, main
+from deepcontrol.workbench.train.config import Train, save_config
 
 WITHOUT = """
 import sys
@@ -45,6 +47,45 @@ def test_help_of_a_command_shows_its_whole_docstring(
     assert output.startswith(f"usage: deepcontrol {name}")
     last_words = (COMMANDS[name][0].__doc__ or "").split()[-3:]
     assert " ".join(last_words) in output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_no_none(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Optional values are INT, not {None}|INT, and a default is in words or a value."""
+    for words in ([name], [name, "check"], [name, "sheet"]) if name == "data" else ([name],):
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        output = " ".join(capsys.readouterr().out.replace("│", "").split())
+        for untidy in ("None", "(default: )", "Default: Default"):
+            assert untidy not in output, untidy
+        assert len(output) < 12_000
+
+
+def test_help_of_a_run_shows_its_own_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_config(Train(out=tmp_path, lr=0.123, batch_size=3), {}, {})
+    with pytest.raises(SystemExit):
+        main(["train", "--out", str(tmp_path), "--help"])
+    output = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert "(default: 0.123)" in output
+    assert "Images per step, over all processes. (default: 3)" in output
+
+
+def test_claims_are_listed_by_the_dry_run_not_by_the_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", "--help"])
+    assert "lambda-deepest" not in capsys.readouterr().out
+    words = ["reproduce", "--preset", "quick", "--out", str(tmp_path / "study"), "--dry-run"]
+    assert main(words) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Claims: fig1b, fig1a, fig1a-alike, fig1c, fig1e, single-sample" in output
+    assert "Others for --only: spikes," in output
+    with pytest.raises(SystemExit):
+        main([*words, "--only", "fig9"])
+    assert "lambda-deepest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args", [[], ["tarin"], ["bench", "--onyl", "ops"]])

@@ -90,3 +90,14 @@ def test_two_processes_with_uneven_shares(tmp_path: Path) -> None:
     whole.update(*predictions())
     for rank in range(2):
         assert torch.equal(torch.load(tmp_path / f"{rank}.pt", weights_only=True), whole.counts)
+
+
+def test_a_single_predicted_class_is_found() -> None:
+    labels = torch.tensor([0, 1, 2, 255])
+    for predicted, only in (([2, 2, 2, 0], 2), ([2, 2, 1, 2], None)):
+        matrix = ConfusionMatrix(3)
+        matrix.update(torch.tensor(predicted), labels)
+        assert matrix.only_class == only
+    matrix = ConfusionMatrix(3)
+    matrix.update(torch.tensor([1, 1]), torch.tensor([1, 1]))  # and it is the only one
+    assert matrix.only_class is None

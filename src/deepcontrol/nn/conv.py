@@ -21,11 +21,11 @@ from ..ops.neuron import (
     unfused_neuron_pool,
 )
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
-from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
+from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
 from .shared_means import SharedMeans
 
 
-class _AGCConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
+class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
     bias: nn.Parameter
     activation: ActivationName
     shared_means: SharedMeans | None = None  # set while the input is a tile of a larger image

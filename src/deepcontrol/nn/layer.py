@@ -1,4 +1,4 @@
-"""Behavior that the AGC layers share: torch.fx leaves, BatchNorm fusion, 1x1 maps."""
+"""Behavior that the AGC layers share: torch.fx leaves, BatchNorm fusion, loading, 1x1 maps."""
 
 import sys
 import warnings
@@ -9,6 +9,11 @@ from torch import nn
 from torch.fx import Proxy
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
+_LOAD_HINT = (
+    "The state dict has filters without gain and mean_scale, as a model has before to_agc. Load it "
+    'before the conversion: model.load_state_dict(...), then to_agc(model, init="bn"), which takes '
+    "gain and bias from the trained BatchNorms. Here gain, bias and mean_scale are left unchanged."
+)
 _FUSERS = (fuse_conv_bn_eval.__code__, fuse_linear_bn_eval.__code__)
 
 
@@ -61,6 +66,31 @@ class BatchNormFusionGuard:
     def _fusion_obstacle(self) -> str | None:
         """Return why a BatchNorm after the layer cannot be fused into it, or None."""
         raise NotImplementedError
+
+
+class LoadHint:
+    """Mixin that explains a state dict of the model before its conversion.
+
+    Such a state dict has the filter of a layer, and gain and lambda are missing. List the mixin
+    before the nn.Module base.
+    """
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if prefix + "weight" in state_dict and prefix + "gain" not in state_dict:
+            # Not an error of its own: load_state_dict(strict=False) may mean it.
+            warnings.warn(_LOAD_HINT, stacklevel=2)
+        super()._load_from_state_dict(  # type: ignore[misc]
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 def warn_if_single_position(module: nn.Module, positions: int) -> None:

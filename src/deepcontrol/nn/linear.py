@@ -7,10 +7,10 @@ from ..ops.activation import ActivationName, activation_name, get_activation
 from ..ops.layout import accumulate_dtype
 from ..ops.reference import normalized_filters
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
-from .layer import BatchNormFusionGuard, FxLeaf, warn_if_single_position
+from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
 
 
-class AGCLinear(FxLeaf, BatchNormFusionGuard, nn.Linear):
+class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
     """A linear layer with AGC (automatic gain control) and an activation.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x W^T, mean over the features

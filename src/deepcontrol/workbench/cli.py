@@ -1,8 +1,6 @@
 """The command line: parse the arguments, run the command, print errors as one line."""
 
-import errno
 import itertools
-import shutil
 import signal
 import sys
 from dataclasses import dataclass
@@ -15,10 +13,12 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from . import helptext
 from .bench import Bench, run_bench
 from .data import DataName, open_source
 from .data.inspect import check, contact_sheet
 from .doctor import Doctor, run_doctor
+from .errors import explain
 from .export import Export, run_export
 from .output import replacing
 from .predict import Predict, run_predict
@@ -27,9 +27,9 @@ from .runfolder import CONFIG
 from .sizes import Size
 from .study.command import run_reproduce
 from .study.settings import Reproduce
+from .terminal import SafeConsole
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config import load_config
-from .train.faults import FaultError
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Sheet:
 
     data: DataName = "streets"
     """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
-    data_root: Path | None = None
+    data_root: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
     """Dataset folder. streets needs none."""
     split: Literal["train", "val", "test"] = "train"
     """Split to draw. For CIFAR and Fashion-MNIST, val is the test set."""
@@ -92,18 +92,18 @@ CONFIGURATION = (tyro.conf.OmitSubcommandPrefixes,)
 
 def main(args: list[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    console, command = Console(), None
+    args = sys.argv[1:] if args is None else args
+    console, command = SafeConsole(), None
     try:
-        command = parse(sys.argv[1:] if args is None else args)
+        command = parse(args)
         return run(command, console)
     except BrokenPipeError as error:
         print(flush=True)  # raises again if the closed pipe is standard output
-        print_error("error", error, Console(stderr=True))
+        print_error("error", str(error), SafeConsole(stderr=True))
         return 1
-    except (ValueError, OSError, FaultError) as error:  # a DataError is a ValueError
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            error = disk_full(error, written_to(command))
-        print_error("error", error, Console(stderr=True))
+    except Exception as error:
+        message = explain(error, args[0] if args else "", written_to(command))
+        print_error("error", message, SafeConsole(stderr=True))
         return 1
     except KeyboardInterrupt:  # train and reproduce handle SIGINT themselves
         return 128 + signal.SIGINT
@@ -117,7 +117,7 @@ def run(command: object, console: Console) -> int:
         case Eval():
             return run_eval(command, console)
         case Predict():
-            return run_predict(command, console, Console(stderr=True))
+            return run_predict(command, console, SafeConsole(stderr=True))
         case Export():
             return run_export(command, console)
         case Report():
@@ -140,24 +140,37 @@ def parse(args: list[str]) -> object:
 
     For `train` with the folder of an existing run, that run's settings are the defaults.
     """
+    refuse_empty(args)
     if not args or args[0] not in COMMANDS:  # help, or an error
         return tyro.cli(
             overview(),
             args=args,
             prog="deepcontrol",
-            description="AGC (automatic gain control): train, evaluate and benchmark networks.",
+            description="AGC (automatic gain control): train, evaluate and benchmark networks. "
+            "--version prints the version.",
             config=CONFIGURATION,
         )
     name, *flags = args
-    shared: dict[str, Any] = {
-        "args": flags,
-        "prog": f"deepcontrol {name}",
-        "config": CONFIGURATION,
-    }
+    shared: dict[str, Any] = {"prog": f"deepcontrol {name}", "config": CONFIGURATION}
     if name == "train" and (run := _run_folder(flags)) is not None and (run / CONFIG).exists():
         before = TrainCommand(**vars(load_config(run)[0]))
-        return tyro.cli(TrainCommand, default=before, **shared)
-    return tyro.cli(COMMANDS[name][0], **shared)
+        return helptext.parse(TrainCommand, flags, before, **shared)
+    return helptext.parse(COMMANDS[name][0], flags, **shared)
+
+
+def refuse_empty(args: list[str]) -> None:
+    """Exit with code 2 if a value is empty, as after `--out "$UNSET"`.
+
+    An empty path would mean the current folder, and an empty list all of a kind.
+    """
+    for previous, word in itertools.pairwise(["", *args]):
+        if word and not (word.startswith("--") and word.endswith("=")):
+            continue
+        flag = word.removesuffix("=") or previous
+        place = f"{flag} is empty" if flag.startswith("--") else "an argument is empty"
+        message = f"{place}: pass a value, or omit it. Is a variable of the shell unset?"
+        print_error("error", message, SafeConsole(stderr=True))
+        raise SystemExit(2)
 
 
 def _run_folder(flags: list[str]) -> Path | None:
@@ -182,21 +195,9 @@ def written_to(command: object) -> Path | None:
     return getattr(action, "out", None) or getattr(action, "run", None)
 
 
-def disk_full(error: OSError, out: Path | None) -> OSError:
-    """Add the path and the free space to an ENOSPC error."""
-    if error.filename is None and out is None:
-        return error
-    path = Path(error.filename or out or ".")
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    return OSError(
-        f"{path} could not be written: the disk is full, "
-        f"{shutil.disk_usage(existing).free:,} bytes are free"
-    )
-
-
-def print_error(kind: str, error: Exception, console: Console) -> None:
+def print_error(kind: str, message: str, console: Console) -> None:
     # Escaped, because a path may contain rich markup.
-    text = f"[bold red]{kind}:[/] {escape(str(error))}"
+    text = f"[bold red]{kind}:[/] {escape(message)}"
     console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -219,7 +220,7 @@ def run_check(action: Check, console: Console) -> int:
             table.add_row(name, f"{100 * count / labeled.sum():.2f}")
         console.print(table)
     for fault in report.faults:
-        print_error("fault", fault, console)
+        print_error("fault", str(fault), console)
     count = len(report.faults)
     console.print(f"{count} fault{'s' * (count > 1)}." if count else "No faults.", style="bold")
     return 1 if count else 0

@@ -62,6 +62,12 @@ class ConfusionMatrix:
         return ((total - self.counts.trace()).double() / total).item()
 
     @property
+    def only_class(self) -> int | None:
+        """The class that is predicted everywhere although several occur, or None."""
+        predicted, labeled = self.counts.sum(0).nonzero(), self.counts.sum(1).nonzero()
+        return int(predicted) if len(predicted) == 1 and len(labeled) > 1 else None
+
+    @property
     def class_error(self) -> Tensor:
         """Share of wrong predictions per true class in fp64; NaN for classes without labels."""
         counts = self.counts.double()

@@ -82,6 +82,32 @@ def test_cache_is_rebuilt_when_the_source_changes(camvid_root: Path, tmp_path: P
     assert len([p for p in folder.iterdir() if p.is_dir()]) == 2  # another size is another cache
 
 
+def test_replaced_image_of_equal_size_and_time_is_noticed(
+    camvid_root: Path, tmp_path: Path
+) -> None:
+    folder, image = tmp_path / "cache", camvid_root / "train" / "0.png"
+    image.write_bytes(image.read_bytes() + bytes(100_000))  # more than a block
+    before = prepare(open_source("camvid", "train", camvid_root), (24, 32), folder)
+    content, status = image.read_bytes(), image.stat()
+    other = (camvid_root / "train" / "2.png").read_bytes()
+    image.write_bytes(other.ljust(len(content), b"\0"))
+    os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (image.stat().st_size, image.stat().st_mtime_ns) == (len(content), status.st_mtime_ns)
+    after = prepare(open_source("camvid", "train", camvid_root), (24, 32), folder)
+    assert not np.array_equal(before.images[0], after.images[0])
+    assert np.array_equal(after.images[0], after.images[2])
+
+
+@pytest.mark.parametrize("histogram", ["[1e400]", "[1e999999]", "[" * 5000, '["x"]', "[null]"])
+def test_hostile_index_is_rebuilt(histogram: str, camvid_root: Path, tmp_path: Path) -> None:
+    source = open_source("camvid", "val", camvid_root)
+    prepare(source, (24, 32), tmp_path)
+    (index,) = tmp_path.glob("*/index.json")
+    index.write_text(f'{{"histogram": {histogram}, "crc32": {{}}}}')
+    prepare(source, (24, 32), tmp_path)
+    assert json.loads(next(tmp_path.glob("*/index.json")).read_text())["crc32"]
+
+
 def test_copies_of_a_dataset_do_not_evict_each_other(camvid_root: Path, tmp_path: Path) -> None:
     other = tmp_path / "copy"
     shutil.copytree(camvid_root, other)

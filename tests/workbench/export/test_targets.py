@@ -1,5 +1,6 @@
 """Exported files match the network for images of any size, and are described in JSON."""
 
+import io
 import json
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.batches import normalized
+from deepcontrol.workbench.export import Export, run_export
 from deepcontrol.workbench.predict import load_network
+from deepcontrol.workbench.terminal import SafeConsole
 from tests.workbench.export.conftest import make_run
 
 # Shapes that the command neither traces nor checks.
@@ -129,3 +132,12 @@ def test_executorch(run: Path) -> None:
     about = export(run, "--to", "executorch", "--size", "64x64")
     assert about["input"]["shape"] == [1, 3, 64, 64]
     assert (run / "export" / "segnet.pte").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("shallow")
+def test_terminal_shows_the_parts_of_the_work(run: Path) -> None:
+    file = io.StringIO()
+    console = SafeConsole(file=file, force_terminal=True, color_system=None, width=100)
+    assert run_export(Export(run, "exported"), console) == 0
+    for part in ("tracing the network", "writing model.pt2", "comparing model.pt2 with torch"):
+        assert part in file.getvalue()

@@ -1,7 +1,10 @@
 """`deepcontrol predict`: its outputs and its error messages."""
 
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.batches import normalized
 from deepcontrol.workbench.predict import load_network, tiling
 from deepcontrol.workbench.predict.images import ImageFile
+from deepcontrol.workbench.train.checkpoint import Checkpoint, load, save_best
 from deepcontrol.workbench.train.evaluate import predict
 from tests.workbench.predict.conftest import COLORS, make_run, pixels
 
@@ -223,3 +227,52 @@ def test_runs_with_the_old_key_for_colors(run: Path) -> None:
     path.write_text(json.dumps(content))
     network = load_network(run, "best", torch.device("cpu"))
     assert network.palette == tuple(tuple(color) for color in COLORS)
+
+
+def test_weights_that_are_not_finite_are_refused(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load(run / "best").model
+    save_best(run, Checkpoint({k: torch.full_like(v, torch.nan) for k, v in weights.items()}, {}))
+    assert main(["predict", str(run), str(images)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{run / 'best'}: encoder.0.convolutions.0.weight has values that are not finite" in line
+    assert not (run / "predictions").exists()
+
+
+def test_outputs_that_are_not_finite_are_reported(
+    run: Path, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load(run / "best").model
+    save_best(run, Checkpoint({k: torch.full_like(v, 1e30) for k, v in weights.items()}, {}))
+    assert main(["predict", str(run), str(images / "b.png")]) == 1
+    assert "b.png: the network's outputs for this image are not finite" in capsys.readouterr().err
+
+
+def test_any_exception_of_an_image_leaves_the_others(
+    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = ImageFile.read
+
+    def fail(self: ImageFile, *args: Any) -> Any:
+        if self.size == (48, 64):
+            raise KeyError("palette")
+        return read(self, *args)
+
+    Image.new("RGB", (64, 48)).save(images / "a.png")
+    monkeypatch.setattr(ImageFile, "read", fail)
+    assert main(["predict", str(run), str(images)]) == 1
+    captured = capsys.readouterr()
+    assert "a.png: KeyError: 'palette'" in captured.err
+    assert "1 of 3 images failed" in captured.out
+
+
+def test_names_of_any_bytes(run: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"caf\xe9\x1b[2J.png")
+    shutil.copy(images / "b.png", images / name)
+    assert main(["predict", str(run), str(images / name)]) == 0
+    printed = capsys.readouterr().out
+    assert "caf\\xe9\\x1b[2J.png" in printed
+    assert "\x1b[2J" not in printed
+    labels = run / "predictions" / os.fsdecode(b"caf\xe9\x1b[2J-labels.png")
+    assert pixels(labels).shape == (64, 96)

@@ -1,7 +1,9 @@
 """`deepcontrol report` on runs: the page is self-contained, escaped, and starts with pictures."""
 
 import base64
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,11 +11,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.report.figures import COLORS, DASHES, line_style
+from deepcontrol.workbench.report.layers import left_out, track
+from deepcontrol.workbench.report.pictures import as_jpeg
 from deepcontrol.workbench.runfolder import read_run
-from tests.workbench.report.conftest import make_run
+from tests.workbench.report.conftest import LAYERS, layers, make_run
 
 
 class Tags(HTMLParser):
@@ -192,3 +197,40 @@ def test_class_errors_that_do_not_fit_the_classes_are_left_out(tmp_path: Path) -
         file.write('{"epoch": 4, "val_class_error": [0.5]}\n')
     assert read_run(run).class_errors == {}
     report(run, out=tmp_path / "o")
+
+
+@pytest.mark.parametrize("size", [(1, 6400), (6400, 1), (1, 1), (3000, 2000)])
+def test_pictures_stay_small(tmp_path: Path, size: tuple[int, int]) -> None:
+    Image.new("RGB", size).save(tmp_path / "x.png")
+    with Image.open(io.BytesIO(as_jpeg(tmp_path / "x.png"))) as picture:
+        assert picture.width <= 1600
+        assert picture.height <= 4800
+
+
+def test_huge_pictures_are_not_decoded(tmp_path: Path) -> None:
+    Image.new("1", (24_000, 3_000)).save(tmp_path / "x.png")
+    with pytest.raises(ValueError, match=r"3000x24000 pixels, expected at most"):
+        as_jpeg(tmp_path / "x.png")
+
+
+def test_charts_of_many_layers_and_epochs_are_thinned(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", epochs=1)
+    names = [f"layer{i}" for i in range(5000)]
+    lines = [{"epoch": 0, "layers": {name: layers(0, "agc")[LAYERS[0]] for name in names}}]
+    lines += [{"epoch": i, "layers": {}} for i in range(1, 2000)]
+    lines += [{**lines[0], "epoch": 2000}]
+    (folder / "layers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(folder)
+    found = track(run, "mean_scale")
+    assert found is not None
+    assert (len(found.names), len(found.epochs)) == (120, 1000)
+    assert (found.names[0], found.names[-1], found.epochs[-1]) == ("layer0", "layer4999", 2000)
+    assert left_out(run) == [
+        "layers.jsonl has 5,000 layers; the charts show 120 of them",
+        "layers.jsonl has 2,001 epochs; the charts show 1,000 of them",
+    ]
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert "caf\\xe9" in report(folder, out=tmp_path / "o").text

@@ -237,7 +237,7 @@ def test_runs_with_other_settings_are_refused(tmp_path: Path) -> None:
     (jobs[2].folder / "config.json").write_text("{")  # its own process reports this
     refuse_changed(jobs)
     save_config(replace(jobs[1].config, eval_whole=True), {}, {})
-    with pytest.raises(ConfigChangedError, match="--eval-whole True -> False"):
+    with pytest.raises(ConfigChangedError, match="--eval-whole was on, now off"):
         refuse_changed(jobs)
 
 

@@ -37,12 +37,15 @@ def test_data_may_move_but_not_change(
     assert json.loads((run / "config.json").read_text()) == before
 
 
-def test_validation_images_without_labels_are_refused(
-    camvid: Path, run: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_images_without_labels_are_refused(
+    split: str, camvid: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path in (camvid / "valannot").iterdir():
+    for path in (camvid / f"{split}annot").iterdir():
         with Image.open(path) as label:
             Image.new("L", label.size, 11).save(path)
     flags = {"data": "camvid", "data_root": camvid, "train_limit": 2, "val_limit": 2}
     assert main(command(run, **flags)) == 1
-    assert "camvid-val: no pixel has a label" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert f"camvid-{split}: no pixel has a label" in message
+    assert f"deepcontrol data check {camvid}" in message

@@ -1,6 +1,7 @@
 """Runs of classifiers: records, resume, several processes, and the commands that read them."""
 
 import csv
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from deepcontrol.workbench.train.build import (
     build_model,
     open_sources,
 )
-from deepcontrol.workbench.train.checkpoint import load
+from deepcontrol.workbench.train.checkpoint import Checkpoint, load, save_best
 from deepcontrol.workbench.train.class_sheet import WRONG, draw_sheet
 from deepcontrol.workbench.train.config import Model
 from deepcontrol.workbench.train.distributed import Group
@@ -173,7 +174,7 @@ def test_epochs_of_a_cosine_schedule_are_fixed(
 ) -> None:
     assert main(command(classifier, cifar, epochs=3)) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "--epochs 2 -> 3" in said
+    assert "--epochs was 2, now 3" in said
     assert "of a cosine schedule depend on --epochs" in said
     for epochs in (1, 2):
         train_here(run, cifar, epochs=epochs, schedule="constant", model="mlp", lr=0.005)
@@ -353,6 +354,23 @@ def test_predictions(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFix
         assert sum(probabilities.values()) == pytest.approx(1, abs=1e-4)
         assert probabilities[row["class"]] == max(probabilities.values())
         assert row["probability"] == row[row["class"]]
+
+
+def test_classifiers_that_are_not_finite_are_refused(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(classifier, run)
+    Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+    weights = load(run / "best").model
+    for value, message in (
+        (torch.nan, "has values that are not finite"),
+        (1e30, "outputs for this"),
+    ):
+        save_best(run, Checkpoint({k: torch.full_like(v, value) for k, v in weights.items()}, {}))
+        assert main(["predict", str(run), str(tmp_path / "a.png")]) == 1
+        assert message in capsys.readouterr().err
+    assert not (run / "predictions").exists()
 
 
 def test_options_for_segmentation_are_refused(

@@ -13,6 +13,7 @@ from deepcontrol.workbench.train.config import (
     Train,
     changed_settings,
     check_unchanged,
+    differences,
     from_json,
     load_config,
     save_config,
@@ -124,9 +125,26 @@ def test_only_some_settings_may_change_on_resume() -> None:
     changed = replace(CONFIG, lr=0.25, size=(64, 96), norm="bn")
     with pytest.raises(ConfigChangedError) as caught:
         check_unchanged(changed, CONFIG)
-    for difference in ("--lr 0.5 -> 0.25", "--size 32x96 -> 64x96", "--norm agc -> bn"):
+    for difference in (
+        "--lr was 0.5, now 0.25",
+        "--size was 32x96, now 64x96",
+        "--norm was agc, now bn",
+    ):
         assert difference in str(caught.value)
     assert "momentum" not in str(caught.value)
+
+
+def test_differences_are_said_in_words() -> None:
+    before = Train(out=Path("x"), size=(32, 96))
+    same = replace(before, lr=0.08, eval_batch_size=4, augment="flip")  # the defaults, spelled out
+    check_unchanged(same, before)
+    assert differences(replace(before, lr=0.1), before) == ["--lr was 0.08, now 0.1"]
+    changed = replace(before, train_limit=5, batch_size=8, deterministic=True)
+    assert differences(changed, before) == [
+        "--batch-size was 4, now 8",
+        "--deterministic was off, now on",
+        "--train-limit was not set, now 5",
+    ]
 
 
 def test_command_with_another_setting_changes_nothing(
@@ -134,7 +152,7 @@ def test_command_with_another_setting_changes_nothing(
 ) -> None:
     before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert main(["train", "--out", str(whole), "--momentum", "0.95"]) == 1
-    assert "--momentum 0.9 -> 0.95" in capsys.readouterr().err
+    assert "--momentum was 0.9, now 0.95" in capsys.readouterr().err
     for path, content in before.items():
         if path.name != "lock":
             assert path.read_bytes() == content
@@ -199,7 +217,7 @@ def test_small_images_are_for_classification() -> None:
 
 def test_cosine_schedule_fixes_the_epochs() -> None:
     before = classifier(schedule="cosine", epochs=10)
-    with pytest.raises(ConfigChangedError, match="--epochs 10 -> 20"):
+    with pytest.raises(ConfigChangedError, match="--epochs was 10, now 20"):
         check_unchanged(replace(before, epochs=20), before)
     constant = classifier(epochs=10, warmup_epochs=2)
     check_unchanged(replace(constant, epochs=20), constant)

@@ -308,7 +308,7 @@ def test_occupied_folders_are_refused(tmp_path: Path, cifar: Path) -> None:
     before = (runs[0].out / runfolder.METRICS).read_bytes()
     with pytest.raises(ValueError, match="has a finished run"):
         train_ensemble(runs, QUIET)
-    with pytest.raises(ConfigChangedError, match="--seed 0 -> 5"):
+    with pytest.raises(ConfigChangedError, match="--seed was 0, now 5"):
         train_ensemble([replace(runs[0], seed=5), runs[1]], QUIET)
     assert (runs[0].out / runfolder.METRICS).read_bytes() == before
 

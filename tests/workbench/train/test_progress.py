@@ -1,6 +1,7 @@
 """Progress in a real terminal, TensorBoard, and sample pictures."""
 
 import math
+import os
 import re
 import sys
 import time
@@ -13,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 from deepcontrol.workbench.data import Batches, open_source, prepare
+from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.progress import sample_sheet, save_png
@@ -123,3 +125,21 @@ def test_pictures_are_not_written_through_links(run: Path, tmp_path: Path) -> No
     with pytest.raises(OSError, match="link"):
         save_png(pixels, run / "more" / "a.png")
     assert not list(elsewhere.iterdir())
+
+
+def test_one_class_everywhere_is_said_at_the_end(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ConfusionMatrix, "only_class", property(lambda self: 2))
+    train_here(run, epochs=2)
+    printed = capsys.readouterr().out
+    assert printed.count("predicts 'building' for every validation pixel") == 1
+
+
+def test_run_folder_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / os.fsdecode(b"caf\xe9\x1b[2J")
+    train_here(run, epochs=1)
+    printed = capsys.readouterr().out
+    assert "caf\\xe9\\x1b[2J: segnet agc" in printed
+    assert "no TensorBoard events are written" in printed
+    assert "\x1b[2J" not in printed

@@ -244,3 +244,14 @@ def test_checkpoint_without_a_configuration_is_refused(
     (run / "config.json").unlink()
     assert main(command(run)) == 1
     assert "has a checkpoint but no config.json" in capsys.readouterr().err
+
+
+def test_another_number_of_threads_is_reported(
+    whole: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, run)
+    train_here(run, epochs=4)
+    assert "threads before" not in capsys.readouterr().out  # as many as before
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    train_here(run, epochs=5)
+    assert "used 1 threads before, and 7 now: its results may differ" in capsys.readouterr().out

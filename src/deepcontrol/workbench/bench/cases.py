@@ -67,6 +67,8 @@ class Bench:
             raise ValueError(f"--steps must be at least 5 for a spread, got {self.steps}")
         if any(batch < 1 for batch in self.batches):
             raise ValueError(f"--batches must be positive, got {self.batches}")
+        if self.minutes is not None and not self.minutes >= 0:  # also NaN
+            raise ValueError(f"--minutes must be at least 0, got {self.minutes}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import shutil
 import zlib
@@ -18,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from ..hardware import total_memory
 from ..json_files import read_json, write_json
 from ..output import open_append, sync
 from .sample import Palette, ReadsAll, Size, Source, Task
 
-FORMAT = 1  # part of the folder name; increase it when the stored content changes
+FORMAT = 2  # part of the folder name; increase it when the stored content changes
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Stored arrays. The segments of classification are zeros.
 _ARRAYS: dict[Task, tuple[str, ...]] = {
@@ -83,7 +86,7 @@ def prepare(
     """
     folder = folder or default_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    origin = hashlib.sha256(source.origin.encode()).hexdigest()[:8]
+    origin = hashlib.sha256(os.fsencode(source.origin)).hexdigest()[:8]
     stem = f"{source.name}-{origin}-{len(source)}-{size[0]}x{size[1]}"
     place = folder / f"{stem}-{FORMAT}-{source.fingerprint()}"
     with _locked(folder / f"{stem}.lock"):
@@ -101,6 +104,7 @@ def _build(
     count = len(source)
     if count == 0:
         raise ValueError(f"{source.name} has no samples to cache")
+    _check_room(source, size, place.parent)
     temporary.mkdir()
     try:
         whole = source.read_all(size) if isinstance(source, ReadsAll) else None
@@ -138,6 +142,22 @@ def _build(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _check_room(source: Source, size: Size, folder: Path) -> None:
+    """Refuse sizes that are impossible, before the first image of that size is allocated."""
+    least = 3 * math.prod(size)  # bytes of an image
+    if source.task == "classification":
+        least = math.prod(size)  # gray
+    free, memory = shutil.disk_usage(folder).free, total_memory(torch.device("cpu"))
+    if least > memory or least * len(source) > free:
+        raise ValueError(
+            f"images of {size[0]}x{size[1]} are too large: {len(source)} of {source.name} take at "
+            f"least {least * len(source) / 2**30:,.1f} GiB in {folder}, which has "
+            f"{free / 2**30:,.1f} GiB left, and one takes {least / 2**30:,.1f} of "
+            f"{memory / 2**30:,.1f} GiB of memory. Choose a smaller --size, or set XDG_CACHE_HOME "
+            "to a folder with more space."
+        )
 
 
 def _write_samples(
@@ -198,7 +218,7 @@ def _is_valid(place: Path, task: Task) -> bool:
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS[task]}
         arrays["histogram"] = np.array(index["histogram"], np.int64)
         return index["crc32"] == {name: _checksum(array) for name, array in arrays.items()}
-    except (OSError, EOFError, ValueError, KeyError, TypeError):  # raised by numpy and json
+    except Exception:  # numpy and json raise anything on damaged files
         return False
 
 

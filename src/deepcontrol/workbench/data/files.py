@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from .. import imagefile
 from .sample import VOID, DataError, Palette, Sample, Size, Task, covering
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 # Pillow modes with at most 8 bits per channel. Others lose values in the conversion to RGB.
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
+CONTENT_BYTES = 64 * 2**20  # of a split's files that a fingerprint reads, about
+CONTENT_BLOCK = 4096
 _UNKNOWN = 254  # marks ids without a class in the lookup table
 
 
@@ -94,10 +98,9 @@ class PairedFiles:
 
 
 def open_image(path: Path) -> Image.Image:
-    """Open an image and decode it completely, so that a truncated file fails here."""
-    with _readable(path), Image.open(path) as image:
-        image.load()
-    return image
+    """Decode a whole image, upright as its EXIF orientation says; raise DataError if damaged."""
+    with _naming(path):
+        return imagefile.open_image(path)
 
 
 def check_eight_bit(image: Image.Image, path: Path) -> None:
@@ -109,7 +112,7 @@ def check_eight_bit(image: Image.Image, path: Path) -> None:
 
 
 def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
-    """Read an RGB image (H, W, 3), resized with antialiasing."""
+    """Read an RGB image (H, W, 3), resized with antialiasing. An alpha channel is ignored."""
     image = open_image(path)
     check_eight_bit(image, path)
     image = image.convert("RGB")
@@ -139,19 +142,17 @@ def native_size(image: Path, *maps: Path) -> Size:
 
 
 def _size(path: Path) -> Size:
-    with _readable(path), Image.open(path) as opened:
-        return opened.height, opened.width
+    with _naming(path), imagefile.open_header(path) as opened:
+        return imagefile.upright_size(opened)
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn Pillow's exceptions into a DataError that names the file."""
+def _naming(path: Path) -> Iterator[None]:
+    """Turn an ImageError into a DataError that names the file."""
     try:
         yield
-    except FileNotFoundError:
-        raise DataError(path, "no such file") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(path, f"not a readable image ({error})") from error
+    except imagefile.ImageError as error:
+        raise DataError(path, str(error)) from error
 
 
 def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
@@ -159,19 +160,50 @@ def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
     if not folder.is_dir():
         return [], [DataError(folder, "no such folder")]
     entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
-    images = [p for p in entries if p.suffix.lower() in IMAGE_SUFFIXES]
+    images = [p for p in entries if p.suffix.lower() in IMAGE_SUFFIXES and not _is_special(p)]
     known = ", ".join(IMAGE_SUFFIXES)
     faults = [DataError(p, f"not an image ({known})") for p in entries if p not in set(images)]
     return images, faults if entries else [DataError(folder, f"no images ({known}) in this folder")]
 
 
+def _is_special(path: Path) -> bool:
+    """Return whether a path is a device, a FIFO or a socket, on which reading may wait forever."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def fingerprint(paths: Iterable[Path], salt: str) -> str:
-    """Hash the names, sizes and modification times of files."""
-    digest = hashlib.sha256(salt.encode())
-    for path in paths:
+    """Hash the names, sizes, modification times and parts of the content of files.
+
+    The parts are blocks at equal distances, about 64 MiB over all files and at least one block of
+    each, so that a file that was replaced by one of equal size and time is noticed too.
+    """
+    files = list(paths)
+    blocks = max(1, CONTENT_BYTES // CONTENT_BLOCK // max(1, len(files)))
+    digest = hashlib.sha256(os.fsencode(salt))
+    for path in files:
         try:
-            status = path.stat()
+            with path.open("rb", buffering=0) as file:
+                status = os.fstat(file.fileno())
+                digest.update(f" {status.st_size} {status.st_mtime_ns}\n".encode())
+                digest.update(os.fsencode(path.name))
+                for start in _block_starts(status.st_size, blocks):
+                    digest.update(os.pread(file.fileno(), CONTENT_BLOCK, start))
         except FileNotFoundError:
             raise DataError(path, "no such file") from None
-        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        except OSError as error:
+            raise DataError(path, f"cannot be read ({error.strerror})") from None
     return digest.hexdigest()[:16]
+
+
+def _block_starts(size: int, blocks: int) -> Iterable[int]:
+    """Return where `blocks` blocks start in a file, at equal distances; all if they are fewer.
+
+    >>> list(_block_starts(size=10_000, blocks=2)), list(_block_starts(size=10_000, blocks=9))
+    ([0, 5904], [0, 4096, 8192])
+    """
+    if size <= blocks * CONTENT_BLOCK:
+        return range(0, size, CONTENT_BLOCK)
+    last = size - CONTENT_BLOCK
+    if blocks == 1:
+        return (last // 2,)
+    return (i * last // (blocks - 1) for i in range(blocks))

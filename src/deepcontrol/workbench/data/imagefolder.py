@@ -7,6 +7,7 @@ selects it, so that it does not depend on the other images.
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,5 +182,5 @@ def _unlearnable(
 
 def _hash(root: Path, path: Path) -> float:
     """Return a number from 0 to 1 that depends only on the path below `root`."""
-    digest = hashlib.sha256(path.relative_to(root).as_posix().encode()).digest()
+    digest = hashlib.sha256(os.fsencode(path.relative_to(root).as_posix())).digest()
     return int.from_bytes(digest[:8], "big") / 2**64

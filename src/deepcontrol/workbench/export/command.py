@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -121,9 +122,10 @@ def run_export(command: Export, console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as folder:
         file = Path(folder) / f"model{target.suffix}"
         images = RunImages(config, command.data_root)
-        comparison, accuracies = _write(
-            command, network, sizes, output_names(config.model), images, file
-        )
+        with console.status("loading") as status:  # torch.onnx takes half a minute
+            comparison, accuracies = _write(
+                command, network, sizes, output_names(config.model), images, file, status.update
+            )
         move_file(file, out, inside)
     description = describe(out.name, command.to, config.model, network, sizes, comparison) | {
         "checkpoint": command.checkpoint,
@@ -170,15 +172,24 @@ def _write(
     outputs: list[str],
     images: RunImages,
     file: Path,
+    progress: Callable[[str], None],
 ) -> tuple[Comparison, Accuracies]:
-    """Write the file, compare it with torch, and measure its accuracy if its outputs changed."""
+    """Write the file, compare it with torch, and measure its accuracy if its outputs changed.
+
+    `progress` is called with the name of each part of the work.
+    """
     target = TARGETS[command.to]
     model = exact = network.model
     if command.fixed_means:
+        progress("fixing the means on training images")
         model = exact = calibrate(network.model, images.calibration())
     elif command.fold and is_agc(network.norm):
         model = fold(exact)
-    target.write(trace(model, sizes), file, outputs)
+    progress("tracing the network")
+    program = trace(model, sizes)
+    progress(f"writing {file.name}")
+    target.write(program, file, outputs)
+    progress(f"comparing {file.name} with torch")
     comparison = check(target.run(file), exact, sizes)
     runs: dict[str, Runner] = {
         "as trained": in_windows(lambda seen: as_tuple(network.model(seen)), images.window)
@@ -188,10 +199,12 @@ def _write(
     if command.fixed_means:
         runs["fixed means"] = lambda images: as_tuple(exact(images))
     if command.int8:
+        progress("quantizing to int8 on training images")
         quantize(file, images.calibration())
         runs[", ".join([*list(runs)[1:], "int8"])] = in_windows(target.run(file), window)
     if len(runs) == 1:  # the outputs are unchanged
         return comparison, {}
+    progress("evaluating on the validation images")
     with torch.no_grad():
         return comparison, compare_accuracy(runs, images.validation())
 

@@ -11,18 +11,21 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor, nn
 
 from ..data.batches import normalized
 from ..data.decoded import cover_and_crop
 from ..output import write_atomic
+from ..terminal import printable
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config import load_config
+from ..train.faults import check_weights
 from ..train.snapshot import load_weights
 from .images import ImageFile, images_in
-from .tiling import free_memory
+from .tiling import NOT_FINITE, free_memory
 
 BATCH = 32
 TABLE = "predictions.csv"
@@ -61,6 +64,7 @@ def load_classifier(run: Path, checkpoint: str, device: torch.device) -> Classif
         raise ValueError(f"{run / 'config.json'}: expected a list of classes, got {names!r}")
     model = build_model(config, len(names))
     load_weights(model, load_of_run(run, checkpoint).model)
+    check_weights(model, run / checkpoint)
     classes = tuple(map(str, names))
     return Classifier(model.eval().to(device), classes, config.image_size, config.in_channels)
 
@@ -82,7 +86,13 @@ def classify(
     """
     files = [file for path in paths for file in (images_in(path, out) if path.is_dir() else [path])]
     failed: list[str] = []
-    predictions = list(_predict(classifier, files, failed))
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("images", total=len(files))
+        predictions: list[Prediction] = []
+        for start in range(0, len(files), BATCH):
+            batch = files[start : start + BATCH]
+            predictions += _predict(classifier, batch, failed)
+            progress.advance(bar, len(batch))
     table = Table("image", "class", "probability %")
     table.columns[2].justify = "right"
     rows = []
@@ -90,9 +100,16 @@ def classify(
         best = int(np.argmax(probabilities))
         name, probability = classifier.classes[best], probabilities[best]
         table.add_row(escape(str(image)), escape(name), f"{100 * probability:.1f}")
-        rows.append([str(image), name, f"{probability:.6f}", *(f"{p:.6f}" for p in probabilities)])
+        rows.append(
+            [
+                printable(str(image)),
+                name,
+                f"{probability:.6f}",
+                *(f"{p:.6f}" for p in probabilities),
+            ]
+        )
     if rows:
-        header = ["image", "class", "probability", *classifier.classes]
+        header = ["image", "class", "probability", *map(printable, classifier.classes)]
         write_atomic(out / TABLE, _csv(header, rows), inside=out)
         if not console.is_terminal:
             console.width = 200  # do not wrap lines in a log
@@ -108,17 +125,21 @@ def classify(
 def _predict(
     classifier: Classifier, files: Sequence[Path], failed: list[str]
 ) -> Iterator[Prediction]:
-    """Yield the predictions of all readable images; append the reasons of the others."""
-    for start in range(0, len(files), BATCH):
-        images: dict[Path, NDArray[np.uint8]] = {}
-        for path in files[start : start + BATCH]:
-            try:
-                images[path] = read_image(path, classifier)
-            except (ValueError, OSError) as error:
-                failed.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
-        if images:
-            found = classifier.probabilities(list(images.values())).tolist()
-            yield from map(Prediction, images, found)
+    """Yield the predictions of the readable images; append the reasons of the others."""
+    images: dict[Path, NDArray[np.uint8]] = {}
+    for path in files:
+        try:
+            images[path] = read_image(path, classifier)
+        except Exception as error:  # whatever one image raises, the others go on
+            failed.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
+    if not images:
+        return
+    found = classifier.probabilities(list(images.values()))
+    for path, probabilities in zip(images, found, strict=True):
+        if probabilities.isnan().any():
+            failed.append(f"{path}: {NOT_FINITE}")
+        else:
+            yield Prediction(path, probabilities.tolist())
 
 
 def read_image(path: Path, classifier: Classifier) -> NDArray[np.uint8]:

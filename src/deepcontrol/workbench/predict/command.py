@@ -21,7 +21,7 @@ from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config import load_config
 from ..train.distributed import choose_device
-from ..train.faults import is_out_of_memory
+from ..train.faults import check_weights, is_out_of_memory
 from ..train.snapshot import load_weights
 from .classes import classify, load_classifier
 from .images import ImageFile, Job, find_jobs, write_outputs
@@ -124,6 +124,7 @@ def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
         load_weights(model, load_of_run(run, checkpoint).model)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / 'config.json'}: invalid classes and colors: {error}") from error
+    check_weights(model, run / checkpoint)
     trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)
     needs_window = trained_on_crops and config.norm in CROP_DEPENDENT_NORMS
     window = config.window if needs_window else None
@@ -173,9 +174,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                     lambda done, total: progress.update(tiles, completed=done, total=total),
                 )
                 progress.console.print(escape(line), highlight=False, soft_wrap=True)
-            except (ValueError, OSError, RuntimeError, MemoryError) as error:
-                if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-                    raise
+            except Exception as error:  # whatever one image raises, the others go on
                 failed += 1
                 reason = f"{job.image}: {_reason(error, job, network)}"
                 errors.print(
@@ -230,4 +229,6 @@ def _reason(error: Exception, job: Job, network: Network) -> str:
             height, width = network.window
             return f"not enough memory for a window of the crop size {height}x{width}"
         return "not enough memory: set a smaller --tile"
+    if not isinstance(error, (ValueError, OSError)):
+        return f"{type(error).__name__}: {error}"
     return str(error).removeprefix(f"{job.image}: ")  # a DataError starts with the path

@@ -1,6 +1,7 @@
 """Find the images to predict, read them in regions, and write labels and overlays."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,12 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ..data import DataError, Size
 from ..data.files import check_eight_bit, open_image
 from ..data.inspect import colored
+from ..imagefile import ImageError, open_header, upright_size
 from ..output import replacing
 from .tiling import Span
 
@@ -52,7 +54,7 @@ def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
     jobs: list[Job] = []
     for path in paths:
         if path.is_dir():
-            if path.resolve().is_relative_to(out.resolve()):
+            if _real(path).is_relative_to(_real(out)):
                 raise ValueError(
                     f"{path} lies in the output folder {out}: choose another folder with --out"
                 )
@@ -70,23 +72,32 @@ def images_in(folder: Path, out: Path) -> list[Path]:
     Raises:
         ValueError: There are none.
     """
-    found = [p for p in sorted(folder.rglob("*")) if _is_image(p, out)]
+    # os.walk does not follow links to folders, which may lead in a circle.
+    files = (Path(base, name) for base, _, names in os.walk(folder) for name in names)
+    found = sorted(p for p in files if _is_image(p, out))
     if not found:
         raise ValueError(f"{folder}: no images ({', '.join(SUFFIXES)}) in this folder")
     return found
 
 
 def _is_image(path: Path, out: Path) -> bool:
-    is_output = path.resolve().is_relative_to(out.resolve())
-    return path.suffix.lower() in SUFFIXES and path.is_file() and not is_output
+    """Return whether a path is a regular file with an image's suffix, outside of `out`."""
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return False
+    return not _real(path).is_relative_to(_real(out))
+
+
+def _real(path: Path) -> Path:
+    """Return the path without links. Unlike Path.resolve, it does not fail on a circle of links."""
+    return Path(os.path.realpath(path))
 
 
 def _check_collisions(jobs: Sequence[Job]) -> None:
     taken: dict[Path, Path] = {}
-    images = {job.image.resolve() for job in jobs}
+    images = {_real(job.image) for job in jobs}
     for job in jobs:
         for path in (job.labels, job.overlay):
-            if path.resolve() in images:
+            if _real(path) in images:
                 raise ValueError(
                     f"{path} is an input image, and the prediction of {job.image} would overwrite "
                     "it: choose another folder with --out"
@@ -110,9 +121,8 @@ class ImageFile:
         """Decode an image; raise DataError if it needs more than `free` bytes."""
         with _no_pixel_limit():
             _check_memory(free, path)
-            image = open_image(path)
-        check_eight_bit(image, path)
-        self._image = ImageOps.exif_transpose(image)  # apply the orientation tag
+            self._image = open_image(path)
+        check_eight_bit(self._image, path)
 
     @property
     def size(self) -> Size:
@@ -138,9 +148,9 @@ def _no_pixel_limit() -> Iterator[None]:
 
 def _check_memory(free: int, path: Path) -> None:
     try:
-        with Image.open(path) as opened:  # reads only the header
-            height, width = opened.height, opened.width
-    except (OSError, SyntaxError, ValueError):
+        with open_header(path) as opened:
+            height, width = upright_size(opened)
+    except ImageError:
         return  # open_image reports unreadable files
     needed = BYTES_PER_PIXEL * height * width
     if needed > free:

@@ -34,6 +34,7 @@ from ..train.evaluate import window_starts
 # Share of the free memory for the feature maps of an image or a tile. Their size is computed; the
 # workspaces of convolutions are not, and use the rest.
 MEMORY_FRACTION = 0.5
+NOT_FINITE = "the network's outputs for this image are not finite"
 PROBE_STRIDES = 4  # side of the image for the memory estimate, in total strides
 
 Span = tuple[int, int]  # start and stop, in pixels
@@ -212,10 +213,17 @@ def read_window(image: RegionReader, tile: Tile, model: nn.Module) -> Tensor:
 
 
 def core_logits(outputs: Any, tile: Tile) -> Tensor:
-    """Crop the outputs for a window to the logits (classes, H, W) of the core."""
+    """Crop the outputs for a window to the logits (classes, H, W) of the core.
+
+    Raises:
+        ValueError: A logit is not finite. argmax would count NaN as a class.
+    """
     logits: Tensor = getattr(outputs, "classes", outputs)  # ClassNet also returns contours
     rows, columns = (slice(*span) for span in tile.interior)
-    return logits[0, :, rows, columns]
+    core = logits[0, :, rows, columns]
+    if not torch.isfinite(core).all():
+        raise ValueError(NOT_FINITE)
+    return core
 
 
 def choose_tile_size(per_pixel: float, image: Size, stride: int, halo: int, free: int) -> Size:

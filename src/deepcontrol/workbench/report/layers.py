@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,13 +19,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ..runfolder import Run, finite_number
+from ..runfolder import LAYERS, Row, Run, finite_number
 from .figures import FAINT, INK, ascii_name, drawing
 
 Values = NDArray[np.float64]
+T = TypeVar("T")
 
 STATISTICS = ("mean", "min", "max", "q05", "q25", "q50", "q75", "q95")
 REDUNDANT = ("convolutions", "layers")  # parts of layer names that carry no information
+# Largest chart. A resnet110 has 110 layers; a file may claim any number, and 5,000 take minutes.
+MAX_LAYERS = 120
+MAX_EPOCHS = 1000
+MAX_NAME = 40  # characters
 
 
 @dataclass(frozen=True)
@@ -43,21 +48,43 @@ class Track:
 
 def track(run: Run, parameter: str) -> Track | None:
     """Collect mean_scale, gain or bias of all layers; None if no layer has it."""
-    names = _names(run, parameter)
+    names, rows = thinned(_names(run, parameter), MAX_LAYERS), thinned(run.layers, MAX_EPOCHS)
     if not names:
         return None
-    values = {statistic: _table(run, names, (parameter, statistic)) for statistic in STATISTICS}
-    return Track(names, [row["epoch"] for row in run.layers], values)
+    values = {statistic: _table(rows, names, (parameter, statistic)) for statistic in STATISTICS}
+    return Track(names, [row["epoch"] for row in rows], values)
 
 
 def track_open(run: Run) -> Track | None:
     """Collect the fraction of active ReLUs of each layer."""
-    names = _names(run, "open")
+    names, rows = thinned(_names(run, "open"), MAX_LAYERS), thinned(run.layers, MAX_EPOCHS)
     if not names:
         return None
-    return Track(
-        names, [row["epoch"] for row in run.layers], {"mean": _table(run, names, ("open",))}
-    )
+    return Track(names, [row["epoch"] for row in rows], {"mean": _table(rows, names, ("open",))})
+
+
+def thinned(values: Sequence[T], count: int) -> list[T]:
+    """Return at most `count` of the values, at equal distances, with the first and the last.
+
+    >>> thinned(range(100), 4), thinned([1, 2], 4)
+    ([0, 33, 66, 99], [1, 2])
+    """
+    if len(values) <= count:
+        return list(values)
+    return [values[i * (len(values) - 1) // (count - 1)] for i in range(count)]
+
+
+def left_out(run: Run) -> list[str]:
+    """Return a note if a run has more layers or epochs than the charts show."""
+    layers = len(run.layers[-1]["layers"]) if run.layers else 0
+    return [
+        f"{LAYERS} has {found:,} {things}; the charts show {most:,} of them"
+        for things, found, most in (
+            ("layers", layers, MAX_LAYERS),
+            ("epochs", len(run.layers), MAX_EPOCHS),
+        )
+        if found > most
+    ]
 
 
 def short_name(name: str) -> str:
@@ -66,7 +93,7 @@ def short_name(name: str) -> str:
     >>> short_name("encoder.0.convolutions.1")
     'encoder.0.1'
     """
-    return ".".join(part for part in name.split(".") if part not in REDUNDANT)
+    return ".".join(part for part in name.split(".") if part not in REDUNDANT)[:MAX_NAME]
 
 
 def _names(run: Run, parameter: str) -> list[str]:
@@ -75,9 +102,9 @@ def _names(run: Run, parameter: str) -> list[str]:
     return [name for name, layer in last.items() if isinstance(layer, dict) and parameter in layer]
 
 
-def _table(run: Run, names: Sequence[str], path: Sequence[str]) -> Values:
-    table = np.full((len(names), len(run.layers)), np.nan)
-    for column, row in enumerate(run.layers):
+def _table(rows: Sequence[Row], names: Sequence[str], path: Sequence[str]) -> Values:
+    table = np.full((len(names), len(rows)), np.nan)
+    for column, row in enumerate(rows):
         for line, name in enumerate(names):
             value: object = row["layers"].get(name)
             for part in path:

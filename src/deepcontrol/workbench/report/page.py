@@ -23,6 +23,7 @@ from ..studyfolder import (
     StudyRuns,
     Sweep,
 )
+from ..terminal import printable
 from . import text
 from .figures import (
     Ranges,
@@ -49,6 +50,7 @@ from .layers import (
     draw_depth,
     draw_heats,
     draw_multiples,
+    left_out,
     track,
     track_open,
 )
@@ -72,6 +74,7 @@ def environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # names and settings come from files
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: printable(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -150,7 +153,7 @@ def section(run: Run, index: int, scales: dict[str, Scale]) -> Section:
         others=draw_others(run, scales),
         class_errors=data_uri(draw_class_errors(errors)) if (errors := run.class_errors) else None,
         samples=samples,
-        notes=[*run.notes, *missing],
+        notes=[*run.notes, *left_out(run), *missing],
     )
 
 

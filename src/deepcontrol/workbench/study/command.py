@@ -70,6 +70,8 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         read_curve=read_curve,
     )
     waiting = [entry.job.config for entry in queue.in_state("waiting")]
+    if settings.dry_run:
+        print_claims(console, settings)
     if settings.executor == "local" and settings.minutes != 0:
         for config in {config.data: config for config in waiting}.values():
             open_sources(config)  # one error now instead of one per run
@@ -98,6 +100,16 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
     if received.signum:
         return 128 + received.signum
     return 1 if queue.in_state("failed") else 0
+
+
+def print_claims(console: Console, settings: Reproduce) -> None:
+    """Print the ids of the claims that the study judges, and of the others of its preset."""
+    chosen = {claim.id for claim in settings.claims}
+    judged = [name for name in settings.known_ids if name in chosen]
+    others = [name for name in settings.known_ids if name not in chosen]
+    console.print(f"Claims: {', '.join(judged)}")
+    if others:
+        console.print(f"Others for --only: {', '.join(others)}")
 
 
 def write_pack(settings: Reproduce, queue: Queue, packed: Reproduce) -> Study:

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from ..json_files import parse_json
 from ..output import make_folder, open_append
+from ..terminal import SafeConsole
 from ..train.config import Train, from_json, to_json
 from ..train.ensemble import train_ensemble
 from ..train.faults import FaultError
@@ -129,7 +129,7 @@ def worker_main() -> int:
 
 
 def _train(configs: Sequence[Train]) -> int:
-    console = Console(width=200)
+    console = SafeConsole(width=200)
     try:
         return train(configs[0], console) if len(configs) == 1 else train_ensemble(configs, console)
     except (ValueError, OSError, FaultError) as error:

@@ -141,7 +141,7 @@ def refuse_changed(jobs: list[Job]) -> None:
         found = differences(job.config, existing)
         if found:
             raise ConfigChangedError(
-                f"{job.folder} was trained with other settings: {', '.join(found)}. Choose another "
+                f"{job.folder} was trained with other settings: {'; '.join(found)}. Choose another "
                 "--out; `deepcontrol report` can still show this study."
             )
 

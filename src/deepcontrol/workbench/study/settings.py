@@ -186,17 +186,6 @@ PRESETS: dict[Name, Preset] = {
     ),
 }
 
-ONLY = (
-    "Train only the runs that these claims need, as in fig1a,fig1b. Default: all claims of the "
-    "preset. Claims that the study folder already has are judged as well. Claims of quick, camvid "
-    f"and cityscapes: {', '.join(OF_PAPER)}. "
-    + " ".join(
-        f"Claims of {name}: {', '.join(preset.claims)}."
-        for name, preset in PRESETS.items()
-        if preset.stages
-    )
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce:
@@ -224,7 +213,9 @@ class Reproduce:
     paper's protocol on real images. The paper used cityscapes. cifar-batch, cifar-depth: error of
     ResNets on CIFAR-10 by batch size and by depth. fashion-mlp: a fully connected network on
     Fashion-MNIST."""
-    only: Annotated[tuple[str, ...], tyro.conf.arg(help=ONLY)] = ()
+    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLAIM...")] = ()
+    """Train only the runs that these claims need, as in fig1a,fig1b. Default: all claims of the
+    preset. Claims that the study folder already has are judged as well. --dry-run lists the ids."""
     seeds: int | None = None
     """Number of seeds per arm. Default: the preset's. A rule needs at least two."""
     epochs: int | None = None
@@ -268,7 +259,9 @@ class Reproduce:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 0, got {value}")
-        known = self._known
+        known = self.known_ids
+        if self.only and not self.ids:
+            raise ValueError("--only names no claim: name some, as in fig1a,fig1b, or omit it")
         unknown = sorted(set(self.ids) - set(known))
         if unknown:
             raise ValueError(
@@ -305,7 +298,7 @@ class Reproduce:
     def with_claims(self, ids: Collection[str]) -> "Reproduce":
         """Add claims. Ids that this version does not know are left out."""
         usual = set(PRESETS[self.preset].claims)
-        both = set(self.ids or usual) | (set(ids) & set(self._known))
+        both = set(self.ids or usual) | (set(ids) & set(self.known_ids))
         return replace(self, only=() if both == usual else tuple(sorted(both)))
 
     @property
@@ -317,6 +310,6 @@ class Reproduce:
         )
 
     @property
-    def _known(self) -> tuple[str, ...]:
-        """The ids of the preset's catalog."""
+    def known_ids(self) -> tuple[str, ...]:
+        """The ids of all claims that --only can name."""
         return tuple(claim.id for claim in PRESETS[self.preset].catalog)

@@ -9,6 +9,7 @@ import torch
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from ...nn import saved_bytes
@@ -21,6 +22,7 @@ from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .evaluate import evaluate
 from .find_lr import run_find_lr
 from .loop import train
+from .memory import state_bytes
 from .snapshot import load_weights
 
 MIB = 2**20
@@ -108,7 +110,7 @@ def plan(config: Train) -> Plan:
     with torch.device("meta"):  # shapes only
         model = build_network(config, len(sources.train.classes))
     parameters = sum(p.numel() for p in model.parameters())
-    state = parameters * 4 * (3 if config.momentum else 2) / (processes if config.fsdp else 1)
+    state = state_bytes(config, parameters, processes)
     dtype = choose_autocast(config.precision, device) or torch.float32
     images = -(-config.batch_size // processes)
     shape = (images, config.in_channels, *config.image_size)
@@ -177,10 +179,19 @@ def run_eval(command: Eval, console: Console) -> int:
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     batch_size = config.val_batch_size if command.batch_size is None else command.batch_size
-    cache = prepare(source, config.image_size)
-    batches = evaluation_batches(config, cache, batch_size, device=device)
     autocast = choose_autocast(config.precision, device)
-    matrix = evaluate(model, batches, autocast, window=config.window)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("decoding", total=None)
+        cache = prepare(
+            source,
+            config.image_size,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+        batches = evaluation_batches(config, cache, batch_size, device=device)
+        progress.reset(bar, description="evaluating", total=len(batches))
+        matrix = evaluate(
+            model, batches, autocast, lambda *_: progress.advance(bar), window=config.window
+        )
     heading, values = "IoU %", matrix.class_iou
     result = f"pixel error {matrix.pixel_error:.2%}, mean IoU {matrix.mean_iou:.3f}"
     if config.task == "classification":

@@ -297,17 +297,25 @@ def check_unchanged(config: Train, before: Train) -> None:
         if before.schedule == "cosine" and config.epochs != before.epochs:
             why = "The learning rates of a cosine schedule depend on --epochs. "
         raise ConfigChangedError(
-            f"{config.out} was started with other settings: {', '.join(found)}. {why}"
+            f"{config.out} was started with other settings: {'; '.join(found)}. {why}"
             "Omit these flags to resume it, or choose another --out."
         )
 
 
 def differences(config: Train, before: Train) -> list[str]:
-    """List the settings that make `config` another run: "--lr 0.5 -> 0.25"."""
+    """List the settings that make `config` another run: "--lr was 0.5, now 0.25"."""
     may_change = changeable({"config": {"schedule": before.schedule}})
-    names = [f.name for f in fields(Train) if f.name not in may_change]
+    # A default that depends on another setting, as the learning rate on the batch size, changes
+    # with it and is not named in addition.
+    names = [
+        f.name
+        for f in fields(Train)
+        if f.name not in may_change and getattr(config, f.name) != getattr(before, f.name)
+    ]
     pairs = {name: (_effective(before, name), _effective(config, name)) for name in names}
-    return [f"--{_flag(k)} {_format(a)} -> {_format(b)}" for k, (a, b) in pairs.items() if a != b]
+    return [
+        f"--{_flag(k)} was {_format(a)}, now {_format(b)}" for k, (a, b) in pairs.items() if a != b
+    ]
 
 
 def changeable(content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -326,7 +334,12 @@ def changed_settings(config: Train) -> dict[str, Any]:
 
 def _effective(config: Train, name: str) -> Any:
     """Return the value of a setting; the resolved one where None stands for a default."""
-    resolved = {"size": "image_size", "augment": "augmentation"}
+    resolved = {
+        "size": "image_size",
+        "augment": "augmentation",
+        "lr": "learning_rate",
+        "eval_batch_size": "val_batch_size",
+    }
     return getattr(config, resolved.get(name, name))
 
 
@@ -380,4 +393,6 @@ def _flag(name: str) -> str:
 def _format(value: Any) -> str:
     if isinstance(value, tuple):
         return "x".join(map(str, value))
-    return str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "not set" if value is None else str(value)

@@ -5,8 +5,10 @@ on, the optimizer skips its updates, so the model keeps the weights from before 
 reads the flag later (`GuardReader`) and never waits for the device in between.
 """
 
+import errno
 import gc
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +17,20 @@ from torch.nn.utils import get_total_norm
 
 from .build import Loss
 from .distributed import Group, is_sharded, local_shard, unshard
+
+# In messages of RuntimeErrors, in lower case. oneDNN reports a failed allocation of a workspace as
+# a primitive that it could not create or execute.
+OUT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "alloc_failed",
+    "bad_alloc",
+    "could not create a primitive",
+    "could not execute a primitive",
+    "storage size calculation overflowed",
+)
 
 
 class FaultError(Exception):
@@ -176,18 +192,29 @@ def _is_finite(value: Tensor) -> bool:
     return bool(unshard(torch.isfinite(value).all()))
 
 
+def check_weights(model: nn.Module, checkpoint: Path) -> None:
+    """Raise NotFiniteError if a loaded network has weights that are infinite or NaN."""
+    for name, value in model.state_dict().items():
+        if not _is_finite(value):
+            raise NotFiniteError(
+                f"{checkpoint}: {name} has values that are not finite, so the network's outputs "
+                "mean nothing. Choose another checkpoint, or train again with a smaller --lr."
+            )
+
+
 # Memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out.
 
-    torch has an exception class for GPUs only. CPU allocations, cuDNN and cuBLAS raise a
-    RuntimeError with a message.
+    torch has an exception class for GPUs only. CPU allocations, oneDNN, cuDNN and cuBLAS raise a
+    RuntimeError with a message, and the mapping of a file an OSError.
     """
-    messages = ("out of memory", "can't allocate memory", "alloc_failed")
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and any(m in str(error).lower() for m in messages)
+        isinstance(error, RuntimeError) and any(m in str(error).lower() for m in OUT_OF_MEMORY)
     )
 
 

@@ -18,7 +18,7 @@ from .distributed import Group, choose_device, configure_torch, peak_mib, proces
 from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_out_of_memory
 from .interrupts import Stopped, interrupts
-from .progress import Display, epoch_line, sample_sheet, save_png, step_status
+from .progress import Display, epoch_line, one_class_line, sample_sheet, save_png, step_status
 from .run import TrainingRun, claim_folder, images_in_batch, open_run
 from .snapshot import snapshot
 
@@ -138,6 +138,8 @@ def finish_epoch(run: TrainingRun) -> None:
         if sheet is not None:
             save_png(sheet, runfolder.sample_path(run.config.out, epoch))
     run.display.log(epoch_line(metrics, run.config.epochs))
+    if epoch == run.config.epochs and matrix.only_class is not None:
+        run.display.log(one_class_line(run.val.cache.classes[matrix.only_class], run.config.task))
     run.advance_epoch(matrix.pixel_error)
     run.eval_seconds = time.perf_counter() - started
 

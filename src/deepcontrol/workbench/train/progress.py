@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from torch import Tensor, nn
 
-from ..data import VOID, Batches, ClassificationBatches
+from ..data import VOID, Batches, ClassificationBatches, Task
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..data.inspect import colored
 from ..output import replacing
@@ -97,6 +97,16 @@ def step_status(loss: float, images_per_s: float, mib: float, images_left: int) 
     return f"loss {loss:.4f}  {images_per_s:.1f} images/s  {mib:,.0f} MiB  {left} left"
 
 
+def one_class_line(name: str, task: Task) -> str:
+    """Return the line printed if the trained network predicts one class everywhere."""
+    labeled = "pixel" if task == "segmentation" else "image"
+    return (
+        f"The network predicts {name!r} for every validation {labeled}: it has learned nothing but "
+        "the most frequent class. Train for more epochs, or try another --lr; `deepcontrol data "
+        "check` shows how often each class occurs."
+    )
+
+
 def epoch_line(metrics: dict[str, float], epochs: int) -> str:
     """Return the line printed after an epoch, from its record in metrics.jsonl."""
     parts = [f"epoch {metrics['epoch']}/{epochs}"]
@@ -153,7 +163,7 @@ class Events:
     def _errors_logged(self) -> Iterator[None]:
         try:
             yield
-        except ImportError as error:
+        except (ImportError, UnicodeError) as error:  # TensorBoard's paths must be UTF-8
             self._log(f"no TensorBoard events are written: {error}")
         except OSError as error:
             self._writer = None

@@ -2,6 +2,7 @@
 
 import math
 import platform
+import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -42,6 +43,7 @@ from .distributed import Group, choose_autocast, describe_machine, shard_
 from .faults import Guard, GuardReader
 from .interrupts import Interrupts, Stopped
 from .layer_stats import LayerStats
+from .memory import check_memory
 from .progress import Display, Events
 from .snapshot import Position, restore
 
@@ -237,6 +239,7 @@ def open_run(
     """
     before, derived_before = load_started_config(config)
     sources = open_sources(config)
+    check_memory(config, sources.train, group.device, group.world_size)
     train, val = _load_data(config, sources, group, display, interrupts)
     data = group.broadcast(fingerprints(train, val) if group.is_main else {})
     check_same_data(config.out, data, derived_before)
@@ -268,6 +271,8 @@ def open_run(
         if position is None and is_finished(config.out, (before or config).epochs):
             display.log(archive_records(config.out))  # before config.json changes
         machine = describe_machine(group.device, autocast)
+        if position is not None and (note := changed_threads(config.out, group.device)):
+            display.log(note)
         save_config(config, derived_values(config, model, train, val, data), about(machine))
         epoch = -1 if position is None else position.epoch
         for name in (runfolder.METRICS, runfolder.LAYERS):
@@ -339,9 +344,13 @@ def _load_data(
         interrupts.raise_if_any()  # decoding can take minutes
 
     data = build_data(config, sources, group, progress)
-    if not data.val.cache.histogram.any():
-        labeled = "image" if config.task == "classification" else "pixel"
-        raise ValueError(f"{data.val.cache.name}: no {labeled} has a label, so there is no error")
+    labeled = "image" if config.task == "classification" else "pixel"
+    for batches, lacks in ((data.train, "nothing to learn"), (data.val, "no error")):
+        if not batches.cache.histogram.any():
+            raise ValueError(
+                f"{batches.cache.name}: no {labeled} has a label, so there is {lacks}. See "
+                f"`deepcontrol data check {config.data_root}`."
+            )
     return data
 
 
@@ -390,6 +399,22 @@ def _resume(
         display.log(f"checkpoint {BEST} is missing or damaged; {outlook}")
         position.best_error, position.best_epoch = math.inf, -1
     return position
+
+
+def changed_threads(run: Path, device: torch.device) -> str:
+    """Return a note if a run on a CPU resumes with another number of threads, else "".
+
+    Sums are split over the threads, so that their last bits depend on the number.
+    """
+    before = re.search(r", (\d+) threads, ", str(runfolder.read_config(run).get("machine")))
+    now = torch.get_num_threads()
+    if device.type != "cpu" or before is None or int(before[1]) == now:
+        return ""
+    return (
+        f"this run used {before[1]} threads before, and {now} now: its results may differ in the "
+        f"last bits from those of an uninterrupted run. For the same bits, set OMP_NUM_THREADS="
+        f"{before[1]}."
+    )
 
 
 def is_finished(run: Path, epochs: int) -> bool:
