@@ -109,6 +109,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_only_one_of_many_processes_gets_the_lock(tmp_path: Path) -> None:
     processes = [start(tmp_path / "run", 8.0) for _ in range(4)]
     first_words = sorted(process.stdout.readline().split()[0] for process in processes)  # type: ignore[union-attr]
