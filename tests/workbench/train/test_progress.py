@@ -16,6 +16,7 @@ from deepcontrol.workbench.data import Batches, open_source, prepare
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.progress import sample_sheet, save_png
+from tests.processes import DEADLOCK
 from tests.workbench.train.runs import command, metrics, train_here
 
 pexpect = pytest.importorskip("pexpect", reason="pexpect drives the terminal")
@@ -24,7 +25,7 @@ pexpect = pytest.importorskip("pexpect", reason="pexpect drives the terminal")
 def terminal(*words: str) -> Any:
     arguments = ["-m", "deepcontrol", *words]
     return pexpect.spawn(
-        sys.executable, arguments, encoding="utf-8", timeout=60, dimensions=(30, 150)
+        sys.executable, arguments, encoding="utf-8", timeout=DEADLOCK, dimensions=(30, 150)
     )
 
 
