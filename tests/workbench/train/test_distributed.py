@@ -25,7 +25,7 @@ from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
 from deepcontrol.workbench.train.run import open_run
 from deepcontrol.workbench.train.snapshot import load_weights
-from tests.processes import WORLD, run_two
+from tests.processes import DEADLOCK, WORLD, run_two
 from tests.workbench.train.launched import SHUTDOWN
 from tests.workbench.train.runs import command, differences, metrics, same, tiny
 
@@ -113,6 +113,7 @@ def largest_difference(name: str, shared: list[dict[str, Any]]) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_two_processes_match_one(tmp_path: Path) -> None:
     """A single test, because starting the processes takes longer than the computation.
 
@@ -158,7 +159,7 @@ def launch(out: Path, dies_at: int = 0, **changes: Any) -> str:
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     try:
-        output, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=DEADLOCK)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with its children
         raise
@@ -176,6 +177,7 @@ def assert_close(run: Path, other: Path) -> None:
         assert a == pytest.approx(b, rel=0.02)
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one_also_after_a_restart(whole: Path, tmp_path: Path) -> None:
     together, restarted = tmp_path / "together", tmp_path / "restarted"
     launch(together)
@@ -189,6 +191,7 @@ def test_two_processes_train_like_one_also_after_a_restart(whole: Path, tmp_path
     assert differences(restarted, together) == []
 
 
+@pytest.mark.slow
 def test_fsdp_with_a_restart(whole: Path, tmp_path: Path) -> None:
     """Parameters and momentum are gathered for the checkpoint and sharded again."""
     output = launch(tmp_path / "run", dies_at=7, fsdp="")

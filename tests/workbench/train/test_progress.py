@@ -18,6 +18,7 @@ from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.progress import sample_sheet, save_png
+from tests.processes import DEADLOCK
 from tests.workbench.train.runs import command, metrics, train_here
 
 pexpect = pytest.importorskip("pexpect", reason="pexpect drives the terminal")
@@ -26,10 +27,11 @@ pexpect = pytest.importorskip("pexpect", reason="pexpect drives the terminal")
 def terminal(*words: str) -> Any:
     arguments = ["-m", "deepcontrol", *words]
     return pexpect.spawn(
-        sys.executable, arguments, encoding="utf-8", timeout=60, dimensions=(30, 150)
+        sys.executable, arguments, encoding="utf-8", timeout=DEADLOCK, dimensions=(30, 150)
     )
 
 
+@pytest.mark.slow
 def test_train_interrupt_and_resume_in_a_terminal(run: Path) -> None:
     child = terminal(*command(run, epochs=400))
     child.expect(r"segnet agc on 7 images of streets, 4 steps per epoch, lr 0\.04")
