@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     "streets": set(),
     "deepcontrol.__main__": {f"{W}.cli"},
     W: set(),
-    f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn"},
+    f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn", "deepcontrol.convert"},
     f"{W}.data": {"streets", f"{W}.json_files", f"{W}.output"},
     f"{W}.losses": {f"{W}.data"},
     f"{W}.metrics": {f"{W}.data"},
@@ -64,6 +64,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.runlock",
         f"{W}.sizes",
     },
+    f"{W}.data_init": {f"{W}.data"},
     f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
     f"{W}.bench": {
         "deepcontrol.nn",
@@ -110,6 +111,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.cli": {
         f"{W}.bench",
         f"{W}.data",
+        f"{W}.data_init",
         f"{W}.doctor",
         f"{W}.export",
         f"{W}.output",
