@@ -5,11 +5,12 @@ READY := .venv/.ready
 ZOO := .venv-zoo/bin
 ZOO_READY := .venv-zoo/.ready
 
-.PHONY: help setup demo test test-faults check format test-gpu test-ray test-zoo zoo bench docs readme audit lock
+.PHONY: help setup demo test test-all test-faults check format test-gpu test-ray test-zoo zoo bench docs readme audit lock
 
 help:
 	@echo "make demo      test the paper's main claims on a small scale and write a page (under 5 minutes on 2 CPU cores)"
-	@echo "make test      run the tests on the CPU"
+	@echo "make test      run the fast tests on the CPU (at most 5 minutes on 2 cores)"
+	@echo "make test-all  run all tests on the CPU, as CI does (about 15 minutes on 2 cores)"
 	@echo "make test-faults  try thousands of faults against run and study folders, and print a table (about 5 minutes)"
 	@echo "make check     check formatting, lint and types"
 	@echo "make format    format the code and fix lint errors"
@@ -36,6 +37,11 @@ demo: $(READY)
 	$(BIN)/python -m deepcontrol reproduce --preset quick --out out/quick
 
 test: $(READY)
+	@echo "Running the fast tests: at most 5 minutes on 2 idle cores. make test-all runs all of them (about 15 minutes)."
+	$(BIN)/python -m pytest -n 2 -q -m "not gpu and not slow"
+
+test-all: $(READY)
+	@echo "Running all tests: about 15 minutes on 2 idle cores. make test runs the fast ones (at most 5 minutes)."
 	$(BIN)/python -m pytest -n 2 -q
 
 test-faults: $(READY)

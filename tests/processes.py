@@ -12,8 +12,11 @@ import torch.multiprocessing as mp
 WORLD = 2
 
 
-def run_two(body: Callable[..., None], *args: object, seconds: float = 120) -> None:
-    """Run body(rank, *args) in two processes of one process group; raises their errors."""
+def run_two(body: Callable[..., None], *args: object, seconds: float = 900) -> None:
+    """Run body(rank, *args) in two processes of one process group; raises their errors.
+
+    The limit in seconds ends a deadlock. It is far above what a busy machine needs.
+    """
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

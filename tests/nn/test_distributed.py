@@ -61,7 +61,7 @@ def worker(rank: int, folder: str, wrap: Callable) -> None:
         torch.save(full_state, Path(folder) / "state.pt")
 
 
-@pytest.mark.parametrize("wrap", [ddp, fsdp])
+@pytest.mark.parametrize("wrap", [ddp, pytest.param(fsdp, marks=pytest.mark.slow)])
 def test_two_processes_equal_one(wrap: Callable, tmp_path: Path) -> None:
     run_two(worker, str(tmp_path), wrap)
     state = torch.load(tmp_path / "state.pt", weights_only=True)

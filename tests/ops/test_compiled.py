@@ -27,6 +27,7 @@ def every_kernel() -> set[str]:
     return {name for name, body in functions if "tl.program_id" in body}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "dtypes"),
     [(80, ["bfloat16"]), (90, ["bfloat16", "float32", "float16"])],

@@ -70,6 +70,7 @@ def test_opcheck(grad: bool, device: str) -> None:
     torch.library.opcheck(torch.ops.deepcontrol.center_bias_act_pool, (*leaves, "relu"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_compile(device: str) -> None:
     torch.compiler.reset()

@@ -84,6 +84,7 @@ def test_gradients_of_single_inputs() -> None:
             torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 2, 4, 3), (2, 1, 2, 2, 3), (0, 2, 3, 3)], ids=str)
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -299,6 +299,7 @@ def test_wrong_inputs_are_named(call: Callable[[], object], numbers: str) -> Non
 # The tests below need Triton: registered ops, and kernels in the interpreter or on a device.
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
     ("shape", "dtype", "layout"),

@@ -49,6 +49,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the cache out of the home directory."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the cache out of the home directory. All tests share it, so scenes render once."""
+    folder = tmp_path_factory.getbasetemp().parent / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))

@@ -16,6 +16,8 @@ from deepcontrol.workbench.study import command
 from deepcontrol.workbench.studyfolder import read_study
 from tests.workbench.study.tiny import TINY, reproduce
 
+pytestmark = pytest.mark.slow  # every test judges a study and draws its page again
+
 ROOT = Path(__file__).parents[3]
 AGC, BN = (f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn"))
 

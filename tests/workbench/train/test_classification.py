@@ -146,6 +146,7 @@ main(sys.argv[3:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "workers"), [(5, 0), (15, 2)])
 def test_killed_run_ends_alike(
     run: Path, cifar: Path, classifier: Path, step: int, workers: int

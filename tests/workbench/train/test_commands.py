@@ -85,6 +85,7 @@ def test_invalid_flag_is_named(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_only_one_of_two_concurrent_starts_proceeds(run: Path) -> None:
     processes = [start(run, epochs=1000) for _ in range(2)]
     refused: list[Any] = []

@@ -113,6 +113,7 @@ def largest_difference(name: str, shared: list[dict[str, Any]]) -> float:
     return worst
 
 
+@pytest.mark.slow
 def test_two_processes_match_one(tmp_path: Path) -> None:
     """A single test, because starting the processes takes longer than the computation.
 
@@ -176,6 +177,7 @@ def assert_close(run: Path, other: Path) -> None:
         assert a == pytest.approx(b, rel=0.02)
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one_also_after_a_restart(whole: Path, tmp_path: Path) -> None:
     together, restarted = tmp_path / "together", tmp_path / "restarted"
     launch(together)
@@ -189,6 +191,7 @@ def test_two_processes_train_like_one_also_after_a_restart(whole: Path, tmp_path
     assert differences(restarted, together) == []
 
 
+@pytest.mark.slow
 def test_fsdp_with_a_restart(whole: Path, tmp_path: Path) -> None:
     """Parameters and momentum are gathered for the checkpoint and sharded again."""
     output = launch(tmp_path / "run", dies_at=7, fsdp="")

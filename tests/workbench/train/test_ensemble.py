@@ -116,7 +116,7 @@ def test_networks_with_one_seed_share_their_images(tmp_path: Path, cifar: Path) 
         assert not torch.equal(networks.weights[0], networks.weights[1])
 
 
-@pytest.mark.parametrize("engine", ["eager", "compile"])
+@pytest.mark.parametrize("engine", ["eager", pytest.param("compile", marks=pytest.mark.slow)])
 def test_batch_norm_in_bf16(
     tmp_path: Path, cifar: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +174,13 @@ def test_runs_on_a_gpu_are_similar_to_single_ones(tmp_path: Path, cifar: Path, n
 
 # At higher learning rates, differences from rounding grow to 1e-3 and more within the 22 steps.
 @pytest.mark.parametrize(
-    ("norm", "lr_scale"), [("agc", 1.0), ("bn", 0.02), ("gn", 0.1), ("ws+gn", 0.1)]
+    ("norm", "lr_scale"),
+    [
+        ("agc", 1.0),
+        pytest.param("bn", 0.02, marks=pytest.mark.slow),
+        pytest.param("gn", 0.1, marks=pytest.mark.slow),
+        pytest.param("ws+gn", 0.1, marks=pytest.mark.slow),
+    ],
 )
 def test_records_are_those_of_single_runs(
     tmp_path: Path, cifar: Path, norm: str, lr_scale: float
@@ -241,6 +247,7 @@ def test_ensemble_stops_when_all_networks_have_diverged(tmp_path: Path, cifar: P
     assert [runfolder.read_diverged(run.out) for run in runs] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_interrupted_ensemble_starts_again(
     tmp_path: Path, cifar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

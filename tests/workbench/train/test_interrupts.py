@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from deepcontrol.workbench.train.checkpoint import load
 from tests.workbench.train.runs import command, start
 
@@ -42,6 +44,7 @@ def test_sigterm_saves_and_exits_with_143(run: Path) -> None:
     assert errors == ""
 
 
+@pytest.mark.slow
 def test_second_sigint_exits_at_once(run: Path) -> None:
     words = [sys.executable, "-c", SLOW, *command(run)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

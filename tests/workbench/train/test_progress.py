@@ -30,6 +30,7 @@ def terminal(*words: str) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_train_interrupt_and_resume_in_a_terminal(run: Path) -> None:
     child = terminal(*command(run, epochs=400))
     child.expect(r"segnet agc on 7 images of streets, 4 steps per epoch, lr 0\.04")

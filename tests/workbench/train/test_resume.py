@@ -28,6 +28,7 @@ from tests.workbench.train.runs import (
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_20_of_20_kills_at_random_moments_end_alike(workers: int, tmp_path: Path) -> None:
     words = [
@@ -42,6 +43,7 @@ def test_20_of_20_kills_at_random_moments_end_alike(workers: int, tmp_path: Path
     assert done.stdout.splitlines() == [f"{i}: the same" for i in range(20)], done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_run_continues_when_stdout_is_closed(run: Path, whole: Path) -> None:
     with start(run) as process:
         assert process.stdout is not None
