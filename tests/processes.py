@@ -10,13 +10,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 WORLD = 2
+# Seconds after which a test that waits for a process fails. It ends a deadlock, and is far above
+# what a busy machine needs.
+DEADLOCK = 900.0
 
 
-def run_two(body: Callable[..., None], *args: object, seconds: float = 900) -> None:
-    """Run body(rank, *args) in two processes of one process group; raises their errors.
-
-    The limit in seconds ends a deadlock. It is far above what a busy machine needs.
-    """
+def run_two(body: Callable[..., None], *args: object, seconds: float = DEADLOCK) -> None:
+    """Run body(rank, *args) in two processes of one process group; raises their errors."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

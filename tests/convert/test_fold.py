@@ -204,6 +204,7 @@ def test_export_with_wide_dilations() -> None:
         torch.testing.assert_close(program.module()(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compiles_without_graph_breaks() -> None:
     model = with_random_parameters(nn.Sequential(AGCConv2d(3, 8, 3, 2, 1), AGCConvPool2d(8, 8, 3)))
     compiled = torch.compile(fold(model), fullgraph=True, dynamic=True, backend="aot_eager")

@@ -14,6 +14,7 @@ import pytest
 
 from deepcontrol.workbench.data import DataError, Sample, open_source, prepare
 from deepcontrol.workbench.data.files import PairedFiles
+from tests.processes import DEADLOCK
 
 
 class Counting(PairedFiles):
@@ -123,7 +124,7 @@ def test_next_build_removes_the_files_of_a_killed_one(camvid_root: Path, tmp_pat
     results = context.Queue()  # keep a reference until the worker has started
     worker = context.Process(target=build, args=(camvid_root, folder, results))
     worker.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + DEADLOCK
     while reads(camvid_root) < 2 and time.monotonic() < deadline:
         time.sleep(0.005)
     worker.kill()
@@ -209,7 +210,7 @@ def test_two_processes_build_it_once(camvid_root: Path, tmp_path: Path) -> None:
     ]
     for worker in workers:
         worker.start()
-    sums = [results.get(timeout=60) for _ in workers]
+    sums = [results.get(timeout=DEADLOCK) for _ in workers]
     for worker in workers:
         worker.join()
     assert sums[0][1] == sums[1][1]

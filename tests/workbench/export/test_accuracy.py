@@ -44,6 +44,7 @@ def test_pixel_errors_match_eval(config: Train, whole: bool) -> None:
     assert other.pixel_error != expected.pixel_error
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shallow")
 @pytest.mark.parametrize("fixed", [False, True])
 def test_network_trained_on_crops(config: Train, fixed: bool) -> None:

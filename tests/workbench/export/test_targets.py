@@ -38,9 +38,9 @@ def export(run: Path, *more: str) -> dict:
     ("model", "norm", "shape"),
     [
         ("segnet", "agc", SEGNET),
-        ("segnet", "bn", SEGNET),
-        ("classnet", "agc", CLASSNET),
-        ("classnet", "bn", CLASSNET),
+        pytest.param("segnet", "bn", SEGNET, marks=pytest.mark.slow),
+        pytest.param("classnet", "agc", CLASSNET, marks=pytest.mark.slow),
+        pytest.param("classnet", "bn", CLASSNET, marks=pytest.mark.slow),
     ],
 )
 def test_onnx(model: str, norm: str, shape: tuple[int, ...], tmp_path: Path) -> None:
@@ -79,6 +79,7 @@ def test_exported(run: Path, fold: str) -> None:
     assert set(about["versions"]) == {"deepcontrol", "torch"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shallow")
 def test_classnet_exported(tmp_path: Path) -> None:
     """The outputs are a plain tuple, because readers do not have the class of the package."""
@@ -90,6 +91,7 @@ def test_classnet_exported(tmp_path: Path) -> None:
     torch.testing.assert_close(found, network_outputs(run, images), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shallow")
 def test_accuracy_of_fixed_means(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = export(run, "--to", "exported", "--fixed-means")["validation"]
@@ -101,6 +103,7 @@ def test_accuracy_of_fixed_means(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert not any(node.name.startswith("sum") for node in program.graph.nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shallow")
 def test_int8(run: Path) -> None:
     pytest.importorskip("onnxscript")
@@ -126,6 +129,7 @@ def test_int8(run: Path) -> None:
     assert runs.count("QLinearConv") == 6  # computed in integers, not in fp32 between casts
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shallow")
 def test_executorch(run: Path) -> None:
     pytest.importorskip("executorch")

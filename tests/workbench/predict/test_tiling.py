@@ -182,6 +182,7 @@ def test_narrow_halo_changes_the_logits() -> None:
     assert distance(narrow, exact) > 0.01
 
 
+@pytest.mark.slow
 def test_classnet() -> None:
     model, image = network("agc", ClassNet), street(100, 1500)
     tiles, exact = tiles_for(model, image, core=512), whole_logits(model, image)
@@ -190,6 +191,7 @@ def test_classnet() -> None:
     assert distance(separate_logits(model, image, tiles), exact) > 0.1
 
 
+@pytest.mark.slow
 def test_classnet_with_large_padding() -> None:
     model, image = network("agc", ClassNet), street(270, 400)  # padded to 384x512
     tiles, exact = tiles_for(model, image, core=256), whole_logits(model, image)

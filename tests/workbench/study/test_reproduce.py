@@ -22,6 +22,7 @@ from deepcontrol.workbench.study.jobs import plan, refuse_changed, train_command
 from deepcontrol.workbench.study.settings import PRESETS, Reproduce
 from deepcontrol.workbench.train.commands import TrainCommand
 from deepcontrol.workbench.train.config import ConfigChangedError, save_config
+from tests.processes import DEADLOCK
 from tests.workbench.study.tiny import reproduce
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +36,7 @@ def started(out: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + DEADLOCK
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} was not written"
         time.sleep(0.05)
@@ -49,6 +50,7 @@ def states(out: Path) -> dict[str, str]:
     return {run["name"]: run["state"] for run in study(out)["runs"]}
 
 
+@pytest.mark.slow
 def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     with started(out, "--slots", "1") as process:
@@ -102,13 +104,14 @@ def test_killed_and_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert (twice / path.relative_to(packed)).read_bytes() == path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_interrupted(tmp_path: Path) -> None:
     out = tmp_path / "study"
     with started(out, "--epochs", "1000", "--slots", "2") as process:
         for name in NAMES:
             wait_for(out / "runs" / name / "last")
         process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=100)[0]
+        said = process.communicate(timeout=DEADLOCK)[0]
     assert process.returncode == 130
     assert "0 of 2 runs finished. 2 left; run the same command to continue." in said
     assert states(out) == dict.fromkeys(NAMES, "stopped")
@@ -178,6 +181,7 @@ def test_checkpoints_can_be_kept(tmp_path: Path) -> None:
     assert all((out / "runs" / name / "best" / "model.safetensors").exists() for name in NAMES)
 
 
+@pytest.mark.slow
 def test_minutes_stop_running_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "study"
     assert reproduce(out, "--minutes", "0.03") == 0
@@ -187,6 +191,7 @@ def test_minutes_stop_running_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "another study: epochs 2 -> 3" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_of_a_run_repeats_it(tmp_path: Path) -> None:
     presets = [PRESETS[name] for name in ("camvid", "cifar-batch", "fashion-mlp")]
     for preset in presets:

@@ -71,6 +71,7 @@ def test_a_tuned_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_tuned_study_of_ensembles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, out = tmp_path / "data", tmp_path / "study"
     write_idx(root)

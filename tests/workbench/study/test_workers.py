@@ -9,21 +9,20 @@ import pytest
 from deepcontrol.workbench.study.executors import Local, Slot, Worker
 from deepcontrol.workbench.study.jobs import Job, plan
 from deepcontrol.workbench.study.settings import PRESETS
+from tests.processes import DEADLOCK
 from tests.workbench.train.runs import differences, tiny, train_here
-
-SECONDS = 100.0
 
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
     started = Worker(tmp_path / "start.txt", {"OMP_NUM_THREADS": "1"})
     yield started
-    started.stop(SECONDS)
+    started.stop(DEADLOCK)
     started.close()
 
 
 def wait(worker: Worker) -> int:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + DEADLOCK
     while (code := worker.exit_code()) is None:
         assert time.monotonic() < deadline, "the run did not end"
         time.sleep(0.05)
@@ -41,22 +40,24 @@ def test_the_second_run_is_the_same_as_alone(tmp_path: Path, worker: Worker) -> 
     assert differences(tmp_path / "second", tmp_path / "alone") == []
 
 
+@pytest.mark.slow
 def test_a_failed_run_ends_the_worker(tmp_path: Path, worker: Worker) -> None:
     config = tiny(tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text("{")
     worker.train([config], tmp_path / "log.txt")
     assert wait(worker) == 1
-    worker.process.wait(SECONDS)
+    worker.process.wait(DEADLOCK)
     assert worker.exit_code() == 1
     assert "error: " in (tmp_path / "log.txt").read_text()
     worker.train([tiny(tmp_path / "other")], tmp_path / "log.txt")  # nobody reads it
     assert worker.exit_code() == 1
 
 
+@pytest.mark.slow
 def test_a_run_saves_when_its_parent_ends(tmp_path: Path, worker: Worker) -> None:
     worker.train([tiny(tmp_path / "run", epochs=1000)], tmp_path / "log.txt")
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + DEADLOCK
     while not (tmp_path / "run" / "last").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -66,6 +67,7 @@ def test_a_run_saves_when_its_parent_ends(tmp_path: Path, worker: Worker) -> Non
     assert "SIGTERM: saved at step" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_slot_keeps_its_worker_until_a_run_fails(tmp_path: Path) -> None:
     (like, *_) = plan(PRESETS["quick"].catalog, PRESETS["quick"], tmp_path, None)
 
@@ -77,7 +79,7 @@ def test_a_slot_keeps_its_worker_until_a_run_fails(tmp_path: Path) -> None:
         assert executor.start([jobs[name]]) == "cpu"
         assert not executor.has_room()
         process = executor.running[name,][1].process.pid
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + DEADLOCK
         while not (found := executor.ended()):
             assert time.monotonic() < deadline
             time.sleep(0.05)

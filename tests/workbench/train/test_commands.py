@@ -12,6 +12,7 @@ from deepcontrol.nn import saved_bytes
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.commands import plan
+from tests.processes import DEADLOCK
 from tests.workbench.train.runs import command, metrics, start, tiny
 
 
@@ -99,5 +100,5 @@ def test_only_one_of_two_concurrent_starts_proceeds(run: Path) -> None:
         assert f"{run} is in use by process {running.pid} on" in message
     assert running.poll() is None
     running.send_signal(signal.SIGTERM)
-    running.communicate(timeout=60)
+    running.communicate(timeout=DEADLOCK)
     assert running.returncode == 143

@@ -25,7 +25,7 @@ from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
 from deepcontrol.workbench.train.run import open_run
 from deepcontrol.workbench.train.snapshot import load_weights
-from tests.processes import WORLD, run_two
+from tests.processes import DEADLOCK, WORLD, run_two
 from tests.workbench.train.launched import SHUTDOWN
 from tests.workbench.train.runs import command, differences, metrics, same, tiny
 
@@ -159,7 +159,7 @@ def launch(out: Path, dies_at: int = 0, **changes: Any) -> str:
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
     try:
-        output, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=DEADLOCK)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with its children
         raise

@@ -18,6 +18,7 @@ from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.progress import sample_sheet, save_png
+from tests.processes import DEADLOCK
 from tests.workbench.train.runs import command, metrics, train_here
 
 pexpect = pytest.importorskip("pexpect", reason="pexpect drives the terminal")
@@ -26,7 +27,7 @@ pexpect = pytest.importorskip("pexpect", reason="pexpect drives the terminal")
 def terminal(*words: str) -> Any:
     arguments = ["-m", "deepcontrol", *words]
     return pexpect.spawn(
-        sys.executable, arguments, encoding="utf-8", timeout=60, dimensions=(30, 150)
+        sys.executable, arguments, encoding="utf-8", timeout=DEADLOCK, dimensions=(30, 150)
     )
 
 

@@ -15,6 +15,7 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import run as run_module
 from deepcontrol.workbench.train.checkpoint import load
+from tests.processes import DEADLOCK
 from tests.workbench.train.runs import (
     STEPS,
     command,
@@ -39,7 +40,7 @@ def test_20_of_20_kills_at_random_moments_end_alike(workers: int, tmp_path: Path
         str(workers),
         "20",
     ]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=DEADLOCK)
     assert done.stdout.splitlines() == [f"{i}: the same" for i in range(20)], done.stderr[-2000:]
 
 
@@ -49,7 +50,7 @@ def test_run_continues_when_stdout_is_closed(run: Path, whole: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()  # like `| head -1`
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=DEADLOCK) == 0
     assert differences(run, whole) == []
 
 
@@ -222,7 +223,7 @@ def test_deterministic_on_a_gpu(tmp_path: Path) -> None:
     flags = {"device": "cuda", "deterministic": ""}
     for out, epochs in (("whole", {}), ("half", {"epochs": "2"}), ("half", {})):
         process = start(tmp_path / out, **flags | epochs)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=DEADLOCK)
         assert process.returncode == 0, errors
     assert differences(tmp_path / "half", tmp_path / "whole") == []
 
