@@ -140,6 +140,7 @@ def test_interrupted_without_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["doctor"]) == 130
 
 
+@pytest.mark.slow
 def test_a_failing_run_does_not_affect_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

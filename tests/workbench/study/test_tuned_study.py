@@ -24,6 +24,7 @@ def reproduce(root: Path, out: Path, *words: str) -> int:
         return main([*asked, "--out", str(out), *words])
 
 
+@pytest.mark.slow
 def test_a_tuned_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, out, packed = tmp_path / "data", tmp_path / "study", tmp_path / "packed"
     write_idx(root)
