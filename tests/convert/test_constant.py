@@ -119,13 +119,16 @@ def test_lam_as_a_number() -> None:
 
 
 def test_gain_makes_up_for_the_share_of_the_mean_that_is_removed() -> None:
-    gains = [float(to_agc(nn.Sequential(nn.BatchNorm2d(3)), lam=lam)[0].weight[0]) for lam in LAMS]
+    layers = [to_agc(nn.Sequential(nn.BatchNorm2d(3)), lam=lam)[0] for lam in LAMS]
+    gains = [layer.weight[0].item() for layer in layers]
     assert gains[0] == 1
     assert gains == sorted(gains)
-    assert gains[-1] == pytest.approx(CENTERING_GAIN)
+    assert gains[-1] == pytest.approx(CENTERING_GAIN, rel=1e-5)
     # Of a ReLU's output with mean square 1, the mean is 1 / sqrt(pi).
     left = [1 - (2 * lam - lam**2) / math.pi for lam in LAMS]
-    assert [g**2 * v for g, v in zip(gains, left, strict=True)] == pytest.approx([1.0] * 4)
+    assert [g**2 * v for g, v in zip(gains, left, strict=True)] == pytest.approx(
+        [1.0] * 4, rel=1e-5
+    )
 
 
 def test_lam_in_between_keeps_the_mean_of_batchnorm() -> None:

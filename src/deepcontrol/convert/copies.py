@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device)
+_CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 _CONTAINERS = (list, tuple, set, dict, OrderedDict, defaultdict)
 
 
@@ -53,7 +54,7 @@ class Copied:
         return {copied: module for module, copied in self.modules.items()}
 
 
-def copy_model(model: nn.Module, *, share_parameters: bool = False) -> Copied:
+def copy_model(model: nn.Module, *, share_parameters: bool = False, isolate: bool = True) -> Copied:
     """Copy a model with everything that its modules hold.
 
     Closures, bound methods and weak references of the copy refer to its own modules. An attribute
@@ -62,8 +63,10 @@ def copy_model(model: nn.Module, *, share_parameters: bool = False) -> Copied:
     Args:
         model: The model to copy.
         share_parameters: Use the same nn.Parameter objects in the copy. Buffers are copied always.
+        isolate: Also copy lists and other data in the closures of functions, so that hooks of the
+            copy do not write to them.
     """
-    copier = _Copier()
+    copier = _Copier(isolate)
     if share_parameters:
         copier.memo = {id(p): p for p in model.parameters()}
     with torch.no_grad():  # autograd would record the copy of a scripted module
@@ -85,7 +88,8 @@ class _Uncompiled(nn.Module):
 class _Copier:
     """Copy objects recursively, part by part where that is possible."""
 
-    def __init__(self) -> None:
+    def __init__(self, isolate: bool) -> None:
+        self.isolate = isolate
         self.memo: dict[int, Any] = {}
         self.alive: list[Any] = []  # an id is valid as long as its object exists
 
@@ -176,7 +180,9 @@ class _Copier:
         self.memo[id(function)] = copied
         for cell, original in zip(cells, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
-                cell.cell_contents = self.copy(original.cell_contents)
+                content = original.cell_contents
+                own = isinstance(content, (nn.Module, *_CALLABLES)) or id(content) in self.memo
+                cell.cell_contents = self.copy(content) if own or self.isolate else content
         copied.__defaults__ = self.copy(function.__defaults__)
         copied.__kwdefaults__ = self.copy(function.__kwdefaults__)
         copied.__dict__.update(function.__dict__)

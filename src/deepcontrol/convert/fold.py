@@ -90,7 +90,7 @@ def fold(model: nn.Module) -> nn.Module:
             f"no AGC layer in {type(model).__name__}: convert it with to_agc first; a folded or "
             "calibrated model cannot be folded again"
         )
-    model = copy_model(model).model.eval().requires_grad_(False)
+    model = copy_model(model, isolate=False).model.eval().requires_grad_(False)
     model = replace_modules(model, _fuse_agc_layers(model))
     replacements: dict[nn.Module, nn.Module] = {}
     with torch.no_grad():

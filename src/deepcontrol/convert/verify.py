@@ -322,8 +322,9 @@ class _Values:
         maps = x.detach().transpose(0, 1).flatten(1).float()
         var, mean = torch.var_mean(maps, 1, correction=0)
         like = next((a for a in (norm.running_mean, norm.weight) if a is not None), x)
-        # Constant maps, of an example of zeros for instance.
-        var = torch.where(var > 1e-8, var, torch.ones_like(var))
+        # Dividing nearly constant maps by their deviation would amplify rounding in every layer.
+        var = torch.maximum(var, 0.1 * (var + mean.square()))
+        var = torch.where(var > 1e-8, var, torch.ones_like(var))  # an example of zeros
         norm.running_mean, norm.running_var = mean.to(like), var.to(like)
 
     def copy_to(self, other: Copied) -> None:
