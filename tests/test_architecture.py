@@ -232,9 +232,9 @@ def test_library_works_with_torch_alone(tmp_path: Path) -> None:
     assert_library_trains(tmp_path)
 
 
-# Modules with a reason of their own to open files: the writer, the JSON reader, the lock, and the
-# cache, which reserves space in files that it has just created.
-OPENERS = {f"{W}.{name}" for name in ("output", "json_files", "runlock", "data.cache")}
+# Modules with a reason of their own to open files: the writer, the JSON reader, the lock, the
+# cache, which reserves space in files it has just created, and tracebacks in temporary files.
+OPENERS = {f"{W}.{name}" for name in ("output", "json_files", "runlock", "data.cache", "errors")}
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if m.startswith(W) and m not in OPENERS])
