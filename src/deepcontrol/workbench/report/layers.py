@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ..runfolder import LAYERS, Row, Run, finite_number
+from ..records import Row
+from ..runfolder import LAYERS, Run, finite_number
 from .figures import FAINT, INK, ascii_name, drawing
 
 Values = NDArray[np.float64]

@@ -38,7 +38,7 @@ from .build import (
     scale_to_images_,
 )
 from .checkpoint import CheckpointError, CheckpointWriter, check_config, is_intact, load_last
-from .config import Train, check_unchanged, load_config, save_config
+from .config import Train, check_unchanged, load_config, save_config, spelled_as
 from .distributed import Group, choose_autocast, describe_machine, shard_
 from .faults import Guard, GuardReader
 from .interrupts import Interrupts, Stopped
@@ -238,6 +238,8 @@ def open_run(
         CheckpointError: No checkpoint can be read, or it does not match the run.
     """
     before, derived_before = load_started_config(config)
+    if before is not None:
+        config = spelled_as(before, config)
     sources = open_sources(config)
     check_memory(config, sources.train, group.device, group.world_size)
     train, val = _load_data(config, sources, group, display, interrupts)
