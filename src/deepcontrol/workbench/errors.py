@@ -76,12 +76,18 @@ def unforeseen(error: Exception) -> str:
     """Save the traceback of an exception that nobody expected; return its first line and place."""
     what = f"unexpected {type(error).__name__}: {_first_line(error)}"
     try:
-        handle, path = tempfile.mkstemp(prefix="deepcontrol-", suffix=".txt")
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        with tempfile.NamedTemporaryFile(
+            "w",
+            prefix="deepcontrol-",
+            suffix=".txt",
+            delete=False,
+            encoding="utf-8",
+            errors="backslashreplace",
+        ) as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError as problem:
         return f"{what}. Its traceback could not be saved: {problem}"
-    return f"{what}. This is a bug in deepcontrol; please report it with its traceback, {path}"
+    return f"{what}. This is a bug in deepcontrol; please report it with its traceback, {file.name}"
 
 
 def _first_line(error: Exception) -> str:

@@ -15,6 +15,7 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import run as run_module
 from deepcontrol.workbench.train.checkpoint import load
+from deepcontrol.workbench.train.config import load_config
 from tests.processes import DEADLOCK
 from tests.workbench.train.runs import (
     STEPS,
@@ -258,3 +259,11 @@ def test_another_number_of_threads_is_reported(
     monkeypatch.setattr("torch.get_num_threads", lambda: 7)
     train_here(run, epochs=5)
     assert "used 1 threads before, and 7 now: its results may differ" in capsys.readouterr().out
+
+
+def test_default_that_is_spelled_out_leaves_the_configuration(whole: Path, run: Path) -> None:
+    """The checkpoints hold a copy of config.json, and would not match another spelling."""
+    shutil.copytree(whole, run)
+    train_here(run, epochs=4, lr=0.04, augment="flip")
+    assert main(["eval", str(run), "--checkpoint", "best"]) == 0
+    assert load_config(run)[0].lr is None

@@ -4,7 +4,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -412,6 +412,17 @@ def differences(config: Train, before: Train) -> list[str]:
     return [
         f"--{_flag(k)} was {_format(a)}, now {_format(b)}" for k, (a, b) in pairs.items() if a != b
     ]
+
+
+def spelled_as(before: Train, config: Train) -> Train:
+    """Return the configuration of a resumed run, with its own spelling of equal settings.
+
+    A default may be spelled out, as --lr 0.08 in place of no --lr. The checkpoints of the run hold
+    a copy of its settings, which config.json must keep to match.
+    """
+    may_change = changeable({"config": {"schedule": before.schedule}})
+    names = [f.name for f in fields(Train) if f.name not in may_change]
+    return replace(config, **{name: getattr(before, name) for name in names})
 
 
 def changeable(content: Mapping[str, Any]) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from .build import (
     scale_to_images_,
 )
 from .checkpoint import CheckpointError, CheckpointWriter, check_config, is_intact, load_last
-from .config import Train, check_unchanged, load_config, save_config
+from .config import Train, check_unchanged, load_config, save_config, spelled_as
 from .distributed import Group, choose_autocast, describe_machine, shard_
 from .ema import MovingAverage, evaluated_model
 from .faults import Guard, GuardReader
@@ -271,6 +271,8 @@ def open_run(
         CheckpointError: No checkpoint can be read, or it does not match the run.
     """
     before, derived_before = load_started_config(config)
+    if before is not None:
+        config = spelled_as(before, config)
     sources = open_sources(config)
     check_memory(config, sources.train, group.device, group.world_size)
     train, val = _load_data(config, sources, group, display, interrupts)
