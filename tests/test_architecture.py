@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     "streets": set(),
     "deepcontrol.__main__": {"deepcontrol", f"{W}.cli"},
     W: set(),
-    f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn"},
+    f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn", "deepcontrol.convert"},
     f"{W}.imagefile": set(),
     f"{W}.terminal": set(),
     f"{W}.helptext": set(),
@@ -74,6 +74,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.sizes",
     },
     f"{W}.errors": {f"{W}.train"},
+    f"{W}.data_init": {f"{W}.data"},
     f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
     f"{W}.bench": {
         "deepcontrol.nn",
@@ -130,6 +131,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.cli": {
         f"{W}.bench",
         f"{W}.data",
+        f"{W}.data_init",
         f"{W}.doctor",
         f"{W}.errors",
         f"{W}.export",

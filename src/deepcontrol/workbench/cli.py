@@ -17,6 +17,7 @@ from . import helptext
 from .bench import Bench, run_bench
 from .data import DataName, open_source
 from .data.inspect import check, contact_sheet
+from .data_init import Init, run_init
 from .doctor import Doctor, run_doctor
 from .errors import explain
 from .export import Export, run_export
@@ -36,10 +37,10 @@ from .train.config import load_config
 class Check:
     """Read a whole dataset and list all its faults.
 
-    Recognizes CamVid (train/, trainannot/, ...), Cityscapes (leftImg8bit/, gtFine/), CIFAR
-    (data_batch_1.bin, ...), Fashion-MNIST (train-images-idx3-ubyte.gz, ...) and image folders
-    (train/CLASS/, val/CLASS/, or CLASS/), and reads all splits. The exit code is 1 if there is a
-    fault.
+    Recognizes CamVid (train/, trainannot/, ...), Cityscapes (leftImg8bit/, gtFine/), images with
+    masks (images/, masks/), CIFAR (data_batch_1.bin, ...), Fashion-MNIST
+    (train-images-idx3-ubyte.gz, ...) and image folders (train/CLASS/, val/CLASS/, or CLASS/), and
+    reads all splits. The exit code is 1 if there is a fault.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -70,7 +71,8 @@ class Data:
     """Check a dataset, or draw its images and labels."""
 
     action: (
-        Annotated[Check, tyro.conf.subcommand("check")]
+        Annotated[Init, tyro.conf.subcommand("init")]
+        | Annotated[Check, tyro.conf.subcommand("check")]
         | Annotated[Sheet, tyro.conf.subcommand("sheet")]
     )
 
@@ -126,6 +128,8 @@ def run(command: object, console: Console) -> int:
             return run_reproduce(command, console)
         case Bench():
             return run_bench(command, console)
+        case Data(action=Init() as action):
+            return run_init(action, console)
         case Data(action=Check() as action):
             return run_check(action, console)
         case Data(action=Sheet() as action):
@@ -219,6 +223,8 @@ def run_check(action: Check, console: Console) -> int:
         for name, count in zip(report.classes, labeled, strict=True):
             table.add_row(name, f"{100 * count / labeled.sum():.2f}")
         console.print(table)
+    for note in report.notes:
+        console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     for fault in report.faults:
         print_error("fault", str(fault), console)
     count = len(report.faults)

@@ -1,6 +1,7 @@
 """Labeled images: datasets, cache, augmentation, batches.
 
-Segmentation: streets, CamVid, Cityscapes. Classification: CIFAR, Fashion-MNIST, image folders.
+Segmentation: streets, CamVid, Cityscapes, folders of images and masks. Classification: CIFAR,
+Fashion-MNIST, folders of images.
 """
 
 from dataclasses import replace
@@ -17,18 +18,20 @@ from .classification import ClassificationBatches, CropFlip
 from .decoded import DecodedFiles
 from .fashion import open_fashion
 from .files import PairedFiles
+from .folder import Fit, FolderOptions, open_folder
 from .imagefolder import ImageFolder, open_imagefolder
 from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task, distinct_colors
 from .streets import open_streets
 
 DataName = Literal[
-    "streets", "camvid", "cityscapes", "cityscapes14",
+    "streets", "camvid", "cityscapes", "cityscapes14", "folder",
     "cifar10", "cifar100", "fashion-mnist", "imagefolder",
 ]  # fmt: skip
 NAMES: tuple[str, ...] = get_args(DataName)
 # Default height and width of the images for training.
 DEFAULT_SIZES = {
     **dict.fromkeys(("streets", "camvid", "cityscapes", "cityscapes14"), (256, 512)),
+    "folder": (256, 256),
     "cifar10": (32, 32),
     "cifar100": (32, 32),
     "fashion-mnist": (28, 28),
@@ -48,6 +51,8 @@ __all__ = [
     "CropFlip",
     "DataError",
     "DataName",
+    "Fit",
+    "FolderOptions",
     "Sample",
     "Size",
     "Source",
@@ -67,12 +72,16 @@ def data_task(name: str) -> Task:
 
 
 def channels_of(name: str) -> int:
-    """Return the channels of a dataset's images."""
+    """Return the channels of a dataset's images; folders may have others."""
     return 1 if name == "fashion-mnist" else 3
 
 
 def open_source(
-    name: str, split: str, root: Path | None = None, limit: int | None = None
+    name: str,
+    split: str,
+    root: Path | None = None,
+    limit: int | None = None,
+    folder: FolderOptions | None = None,
 ) -> Source:
     """Open one split of a dataset by name.
 
@@ -82,6 +91,7 @@ def open_source(
             have no validation set: "val" is their test set, on which the literature reports errors.
         root: Dataset folder. Streets needs none.
         limit: Use only the first `limit` samples.
+        folder: How to read a dataset of the name "folder".
 
     Raises:
         ValueError: The name, the split or the limit is invalid, or `root` is missing.
@@ -95,6 +105,8 @@ def open_source(
         return open_streets(split, limit)  # generated on demand, so any limit is possible
     if root is None:
         raise ValueError(f"{name} needs the folder of the dataset: set --data-root")
+    if name == "folder":
+        return open_folder(root, split, folder, limit)
     files: PairedFiles | DecodedFiles | ImageFolder
     if name == "camvid":
         files = open_camvid(root, split)

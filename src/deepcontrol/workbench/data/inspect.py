@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import camvid, cifar, cityscapes, fashion, imagefolder
+from . import camvid, cifar, cityscapes, fashion, folder, imagefolder
+from .classfile import find_class_file, read_class_file
 from .decoded import DecodedFiles
 from .files import Pair, PairedFiles, native_size
+from .folder import FolderOptions, FolderSource
 from .imagefolder import ImageFolder
 from .sample import DataError, Palette, Sample, Size, Source, Task
 
@@ -33,6 +35,7 @@ class Report:
     splits: dict[str, int] = field(default_factory=dict)  # valid samples per split
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(256, np.int64))
     faults: list[DataError] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # findings that are no errors
     task: Task = "segmentation"  # the histogram counts pixels; in classification, images
 
 
@@ -44,6 +47,8 @@ def check(root: Path, progress: Progress | None = None) -> Report:
     """
     if not root.is_dir():
         raise DataError(root, "no such folder")
+    if folder.is_folder(root) or find_class_file(root) is not None:
+        return _check_folder(root, progress)
     recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
     # Both CamVid and image folders have train/; only image folders have folders in it.
     if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
@@ -61,7 +66,8 @@ def check(root: Path, progress: Progress | None = None) -> Report:
     raise DataError(
         root,
         "not a known dataset: expected the folder of CamVid (train/ and trainannot/), Cityscapes "
-        "(leftImg8bit/ and gtFine/), CIFAR (data_batch_1.bin or .png, train.bin), Fashion-MNIST "
+        "(leftImg8bit/ and gtFine/), images with masks (images/ and masks/), CIFAR "
+        "(data_batch_1.bin or .png, train.bin), Fashion-MNIST "
         "(train-images-idx3-ubyte) or images (train/CLASS/ and val/CLASS/, or CLASS/)",
     )
 
@@ -93,6 +99,57 @@ def _check_segmentation(root: Path, name: str, progress: Progress | None) -> Rep
         if valid and split != "test" and not counts[: len(report.classes)].any():
             report.faults.append(DataError(root, f"split {split} has no labeled pixels"))
     return report
+
+
+def _check_folder(root: Path, progress: Progress | None) -> Report:
+    """Read all images and masks. The images must have as many channels as the first one."""
+    found, faults = folder.find_files(root)
+    report = Report("folder", (), faults=faults)
+    try:
+        class_file = read_class_file(root)
+    except DataError as fault:
+        report.faults.append(fault)
+        return report
+    report.classes = class_file.names
+    channels = folder.common_channels([f.image for part in found.values() for f in part])
+    done, total = 0, sum(map(len, found.values()))
+    for split, files in found.items():
+        options = FolderOptions(channels=channels)
+        source = folder.make_source(root, split, class_file, files, options)
+        valid, counts = 0, np.zeros(256, np.int64)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for outcome in pool.map(lambda i, s=source: _count_file(s, i), range(len(files))):
+                if isinstance(outcome, DataError):
+                    report.faults.append(outcome)
+                else:
+                    counts += outcome
+                    valid += 1
+                done += 1
+                if progress:
+                    progress(done, total)
+        report.splits[split] = valid
+        report.histogram += counts
+        labeled = counts[: len(class_file.names)]
+        if valid and not labeled.any():
+            report.faults.append(DataError(root, f"split {split} has no labeled pixels"))
+        report.notes += [
+            f"class {name!r} has no pixels in the {split} images"
+            for name, count in zip(class_file.names, labeled, strict=True)
+            if valid and labeled.any() and not count
+        ]
+    if channels != FolderOptions().channels and total:
+        report.notes.append(
+            f"the images have {channels} channels: train with --channels {channels}"
+        )
+    return report
+
+
+def _count_file(source: FolderSource, index: int) -> NDArray[np.int64] | DataError:
+    """Return the class histogram of a file, or its error."""
+    try:
+        return np.bincount(source.read_file(index).labels.ravel(), minlength=256)
+    except DataError as fault:
+        return fault
 
 
 def _check_decoded(

@@ -1,0 +1,376 @@
+"""Look at a folder of images and masks, and propose its classes (`deepcontrol data init`)."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from .classfile import (
+    LARGEST_ID,
+    MOST_CLASSES,
+    ClassFile,
+    Color,
+    Range,
+    find_class_file,
+    hex_color,
+)
+from .folder import Files, FolderOptions, find_files, fitting, make_source
+from .inspect import colored
+from .pixels import (
+    Pixels,
+    decode,
+    decode_colors,
+    decode_ids,
+    open_mask,
+    pack_colors,
+    resize,
+    unpack_color,
+)
+from .sample import DataError, Palette, Sample, Size, distinct_colors
+
+BACKGROUND: Color = (70, 70, 70)  # not black, in which pictures show pixels without a label
+STARTERS: Palette = (
+    (230, 60, 50), (60, 170, 80), (60, 110, 220), (240, 180, 40),
+    (150, 80, 200), (0, 180, 190), (240, 120, 170), (140, 90, 40),
+)  # fmt: skip
+LEAST_DISTANCE = 40  # of two colors of a palette, summed over red, green and blue
+RARE = 1e-3  # colors with a smaller share of all pixels may come from smooth edges
+MANY_COLORS = 32  # more are the colors of a photograph or of smooth edges
+RANGE_PERCENTILES = (0.1, 99.9)
+SAMPLED_VALUES = 4096  # per image, for the range
+SHEET_TILE: Size = (160, 160)
+SHEET_COLUMNS, SHEET_ROWS = 4, 4
+SIDE_STEP = 32  # pixels: SegNet halves images five times
+LARGEST_SIDE, SMALLEST_SIDE = 512, 64
+
+Progress = Callable[[int, int], None]  # (files done, files in total)
+
+
+@dataclass
+class Survey:
+    """The contents of a folder of images and masks."""
+
+    files: dict[str, list[Files]]  # by split
+    faults: list[DataError] = field(default_factory=list)
+    has_colors: bool = False  # masks hold colors, not ids
+    pixels: Counter[int] = field(default_factory=Counter)  # by id, or by packed color
+    masks: Counter[int] = field(default_factory=Counter)  # masks that have the value
+    sizes: Counter[Size] = field(default_factory=Counter)
+    channels: Counter[int] = field(default_factory=Counter)
+    value_range: Range | None = None  # of images with more than 8 bits
+
+    @property
+    def all_files(self) -> list[Files]:
+        return [files for part in self.files.values() for files in part]
+
+    @property
+    def most_channels(self) -> int:
+        """Channels of most images; 3 if some are gray and some are RGB."""
+        common = self.channels.most_common(1)[0][0] if self.channels else 3
+        return 3 if set(self.channels) <= {1, 3} and 3 in self.channels else common
+
+
+@dataclass
+class _Seen:
+    """The statistics of one image and its mask."""
+
+    files: Files
+    fault: DataError | None = None
+    has_colors: bool = False
+    values: tuple[NDArray, NDArray] | None = None  # mask values and their pixels
+    size: Size = (0, 0)
+    channels: int = 0
+    deep_values: NDArray | None = None  # some values of an image with more than 8 bits
+
+
+def survey(root: Path, val_fraction: float, progress: Progress | None = None) -> Survey:
+    """Read all files of a folder and collect sizes, mask values and faults.
+
+    Args:
+        root: Folder with images/ and masks/, or train/ and val/.
+        val_fraction: Share of the images for validation, if there is no val/.
+        progress: Called after each file.
+    """
+    parts, faults = find_files(root, val_fraction)
+    found = Survey(parts, faults)
+    everything = found.all_files
+    has_colors = _masks_have_colors([files.mask for files in everything])
+    found.has_colors = has_colors
+    deep: list[NDArray] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        seen = pool.map(lambda files: _look(files, has_colors), everything)
+        for done, one in enumerate(seen, start=1):
+            if one.fault is not None:
+                found.faults.append(one.fault)
+            if one.channels:
+                found.sizes[one.size] += 1
+                found.channels[one.channels] += 1
+            if one.values is not None:
+                for value, count in zip(*(a.tolist() for a in one.values), strict=True):
+                    found.pixels[value] += count
+                    found.masks[value] += 1
+            if one.deep_values is not None:
+                deep.append(one.deep_values)
+            if progress:
+                progress(done, len(everything))
+    if deep:
+        low, high = np.percentile(np.concatenate(deep), RANGE_PERCENTILES)
+        found.value_range = (float(low), float(max(high, low + 1)))
+    found.faults += _channel_faults(found)
+    return found
+
+
+def propose_classes(found: Survey) -> tuple[ClassFile, list[DataError]]:
+    """Return the classes that the masks show, and errors for values that cannot be classes.
+
+    Value 255 is ignored if the other values are 0, 1, ..., n. Rare colors are left out if there are
+    many: they come from smooth edges.
+
+    Raises:
+        DataError: The masks have fewer than two values, or too many for classes.
+    """
+    faults: list[DataError] = []
+    values = sorted(found.pixels)
+    where = found.all_files[0].mask.parent if found.all_files else Path()
+    if found.has_colors and len(values) > MANY_COLORS:
+        total = sum(found.pixels.values())
+        kept = [v for v in values if found.pixels[v] >= RARE * total]
+        faults.append(
+            DataError(
+                where,
+                f"the masks have {len(values):,} colors, of which {len(kept)} cover at least "
+                f"{RARE:.1%} of the pixels each. The others may come from smooth (antialiased) "
+                "edges or from JPEG: draw masks without smoothing and save them as PNG",
+            )
+        )
+        values = kept
+    if not found.has_colors and values and values[-1] > LARGEST_ID:
+        raise DataError(where, f"mask values up to {values[-1]}, expected at most {LARGEST_ID}")
+    ids: tuple[int, ...] = ()
+    ignored: tuple[int, ...] = ()
+    if not found.has_colors and 255 in values:
+        others = [v for v in values if v != 255]
+        if len(others) >= 2 and others == list(range(len(others))):
+            values, ignored = others, (255,)
+    if not 2 <= len(values) <= MOST_CLASSES:
+        kind = "color" if found.has_colors else "value"
+        shown = [hex_color(unpack_color(v)) if found.has_colors else str(v) for v in values[:4]]
+        raise DataError(
+            where,
+            f"the masks have {len(values)} {kind}{'s' * (len(values) != 1)} "
+            f"({', '.join(shown) or 'none'}{', ...' * (len(values) > 4)}), expected 2 to "
+            f"{MOST_CLASSES}: one for each class",
+        )
+    if found.has_colors:
+        colors: Palette = tuple(unpack_color(value) for value in values)
+        names = _names(values, list(colors))
+    else:
+        ids = tuple(values)
+        colors = _palette_of(found.all_files[0].mask, values) or starter_colors(values)
+        names = _names(values, None)
+    return ClassFile(names, ids, colors, ignored, (), found.value_range), faults
+
+
+def starter_colors(ids: Sequence[int]) -> Palette:
+    """Return a color for each id of a mask: gray for 0, and others that differ well.
+
+    >>> starter_colors([0, 1])
+    ((70, 70, 70), (230, 60, 50))
+    """
+    colors = [*STARTERS, *distinct_colors(len(ids))]
+    return tuple(([BACKGROUND] if ids[0] == 0 else []) + colors)[: len(ids)]
+
+
+def _palette_of(mask: Path, ids: Sequence[int]) -> Palette | None:
+    """Return the colors of a palette image, if they differ enough to be shown."""
+    if mask.suffix.lower() == ".npy" or (image := open_mask(mask)).mode != "P":
+        return None
+    entries = np.array(image.getpalette("RGB") or [], np.int32).reshape(-1, 3)
+    if ids[-1] >= len(entries):
+        return None
+    colors = entries[list(ids)]
+    distances = np.abs(colors[:, None] - colors).sum(2) + 999 * np.eye(len(ids), dtype=int)
+    if distances.min() < LEAST_DISTANCE:
+        return None
+    return tuple((int(r), int(g), int(b)) for r, g, b in colors)
+
+
+def describe_values(found: Survey, classes: ClassFile) -> dict[str, str]:
+    """Return a comment for each class: its share of the pixels and its number of masks."""
+    total = max(1, sum(found.pixels.values()))
+    count = sum(1 for _ in found.all_files)
+    notes = {}
+    for number, name in enumerate(classes.names):
+        color = np.array(classes.colors[number], np.uint8)
+        value = classes.ids[number] if classes.has_ids else int(pack_colors(color))
+        share, masks = found.pixels[value] / total, found.masks[value]
+        notes[name] = f"{share:.2%} of the pixels, in {masks} of {count} masks"
+    return notes
+
+
+def suggest_size(sizes: Counter[Size]) -> Size:
+    """Return a training size with the usual aspect ratio, in multiples of 32.
+
+    >>> suggest_size(Counter({(480, 640): 5, (100, 100): 1}))
+    (384, 512)
+    """
+    heights, widths = (np.repeat([s[i] for s in sizes], list(sizes.values())) for i in (0, 1))
+    height, width = float(np.median(heights)), float(np.median(widths))
+    scale = min(1.0, LARGEST_SIDE / max(height, width))
+
+    def side(length: float) -> int:
+        return max(SMALLEST_SIDE, SIDE_STEP * round(length * scale / SIDE_STEP))
+
+    return side(height), side(width)
+
+
+def draw_folder_sheet(root: Path, found: Survey, classes: ClassFile) -> Image.Image | None:
+    """Draw some images beside their masks, with a legend; None if no file can be read."""
+    options = FolderOptions(channels=found.most_channels)
+    source = make_source(root, "all", classes, found.all_files, options)
+    count = min(SHEET_COLUMNS * SHEET_ROWS, len(source))
+    tiles = []
+    for i in range(count):
+        try:
+            sample = source.read_file(i * len(source) // count)
+        except DataError:
+            continue  # listed as a fault
+        tiles.append(_sheet_tile(sample, classes.colors))
+    if not tiles:
+        return None
+    columns = min(SHEET_COLUMNS, len(tiles))
+    height, width, _ = tiles[0].shape
+    gap = 6
+    rows = -(-len(tiles) // columns)
+    legend = draw_legend(classes.names, classes.colors, columns * (width + gap) - gap)
+    top = legend.height + gap
+    sheet = Image.new("RGB", (legend.width, top + rows * (height + gap) - gap), "white")
+    sheet.paste(legend, (0, 0))
+    for i, tile in enumerate(tiles):
+        place = ((i % columns) * (width + gap), top + (i // columns) * (height + gap))
+        sheet.paste(Image.fromarray(tile), place)
+    return sheet
+
+
+def _sheet_tile(sample: Sample, colors: Palette) -> NDArray[np.uint8]:
+    """Draw an image beside its mask, each on white of the size SHEET_TILE."""
+    size = fitting((sample.labels.shape[0], sample.labels.shape[1]), SHEET_TILE)
+    tile = np.full((SHEET_TILE[0], 2 * SHEET_TILE[1], 3), 255, np.uint8)
+    labels = resize(sample.labels, size, nearest=True).astype(np.uint8)
+    tile[: size[0], : size[1]] = as_rgb(resize(sample.image, size))
+    tile[: size[0], SHEET_TILE[1] : SHEET_TILE[1] + size[1]] = colored(labels, colors)
+    return tile
+
+
+def draw_legend(names: Sequence[str], colors: Sequence[Color], width: int) -> Image.Image:
+    """Draw a colored square and a name for each class, in as many rows as needed."""
+    font = ImageFont.load_default(14)
+    line, square = 22, 14
+    places: list[tuple[int, int]] = []
+    x = y = 4
+    texts = [name.encode("latin-1", "replace").decode("latin-1") for name in names]
+    for text in texts:
+        needed = square + 6 + int(font.getlength(text)) + 16
+        if x > 4 and x + needed > width:
+            x, y = 4, y + line
+        places.append((x, y))
+        x += needed
+    legend = Image.new("RGB", (width, y + line), "white")
+    draw = ImageDraw.Draw(legend)
+    for (left, top), text, color in zip(places, texts, colors, strict=True):
+        draw.rectangle((left, top + 2, left + square, top + 2 + square), color, (120, 120, 120))
+        draw.text((left + square + 6, top), text, (0, 0, 0), font)
+    return legend
+
+
+def as_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Show an image (H, W, C) in RGB: the first three channels, or gray.
+
+    >>> as_rgb(np.zeros((2, 2, 5), np.uint8)).shape, as_rgb(np.zeros((2, 2, 2), np.uint8)).shape
+    ((2, 2, 3), (2, 2, 3))
+    """
+    return image[..., :3] if image.shape[2] >= 3 else image[..., :1].repeat(3, 2)
+
+
+def has_class_file(root: Path) -> bool:
+    """Return whether a folder has a class file already."""
+    return find_class_file(root) is not None
+
+
+def _masks_have_colors(masks: Sequence[Path]) -> bool:
+    """Return whether most masks are RGB images with colors."""
+    votes = []
+    for path in masks[:: max(1, len(masks) // 16)]:
+        if path.suffix.lower() == ".npy":
+            votes.append(False)
+            continue
+        try:
+            image = open_mask(path)
+        except DataError:
+            continue
+        if image.mode not in ("RGB", "RGBA"):
+            votes.append(False)
+            continue
+        array = np.asarray(image.convert("RGB"))
+        votes.append(bool((array != array[..., :1]).any()))
+    return 2 * sum(votes) > len(votes)
+
+
+def _look(files: Files, has_colors: bool) -> _Seen:
+    seen = _Seen(files)
+    try:
+        image = decode(files.image)
+        seen.size, seen.channels = image.size, image.channels
+        seen.deep_values = _some_values(image)
+        if has_colors:
+            mask: NDArray = pack_colors(decode_colors(files.mask))
+        else:
+            mask = decode_ids(files.mask)
+        if mask.shape != image.size:
+            (h, w), (own_h, own_w) = image.size, mask.shape
+            reason = f"{own_h}x{own_w} for an image of {h}x{w} ({files.image.name})"
+            raise DataError(files.mask, reason)
+        seen.values = np.unique(mask, return_counts=True)
+    except DataError as fault:
+        seen.fault = fault
+    return seen
+
+
+def _some_values(image: Pixels) -> NDArray | None:
+    if image.is_eight_bit:
+        return None
+    values = image.array.ravel()
+    values = values[:: max(1, values.size // SAMPLED_VALUES)].astype(np.float64)
+    return values[np.isfinite(values)]
+
+
+def _channel_faults(found: Survey) -> list[DataError]:
+    """List images with another number of channels than most (gray and RGB may be mixed)."""
+    expected = found.most_channels
+    if len(found.channels) < 2 or (set(found.channels) <= {1, 3} and expected == 3):
+        return []
+    faults = []
+    for files in found.all_files:
+        try:
+            own = decode(files.image).channels
+        except DataError:
+            continue  # listed already
+        if own != expected:
+            faults.append(DataError(files.image, f"{own} channels, but most have {expected}"))
+    return faults
+
+
+def _names(values: Sequence[int], colors: Sequence[Color] | None) -> tuple[str, ...]:
+    """Return names to start from: background, foreground, or class and its number."""
+    is_dark = colors[0] == (0, 0, 0) if colors else values[0] == 0
+    if len(values) == 2 and is_dark:
+        return "background", "foreground"
+    numbers = range(len(values)) if colors else values
+    names = [f"class {number}" for number in numbers]
+    return ("background", *names[1:]) if is_dark else tuple(names)
