@@ -56,6 +56,10 @@ class TrainingStep:
         before_update: before_update(loss) -> loss runs between backward and update and is captured
             with them (gradient clipping, for example). It gets the detached loss and returns the
             loss to report.
+        accumulate: Split inputs and targets along their first dimension into this many parts, and
+            add up their losses and gradients before the update. The loss must weight the parts: for
+            parts of equal size, divide it by their number. With layers that treat samples
+            separately, as AGC does, the result is that of the whole batch.
 
     >>> model, x, labels = nn.Linear(8, 2), torch.randn(4, 8), torch.tensor([0, 1, 1, 0])
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -74,14 +78,18 @@ class TrainingStep:
         engine: Engine = "graph",
         autocast: torch.dtype | None = None,
         before_update: Callable[[Tensor], Tensor] = lambda loss: loss,
+        accumulate: int = 1,
     ) -> None:
         if engine not in get_args(Engine):
             engines = ", ".join(get_args(Engine))
             raise ValueError(f"unknown engine {engine!r}: choose one of {engines}")
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {accumulate}")
         self.model, self.optimizer, self.engine, self.autocast = model, optimizer, engine, autocast
         self.why_eager: str | None = None  # reason why the last step ran eagerly
         self._loss = loss
         self._before_update = before_update
+        self._accumulate = accumulate
         self._forward = _forward_of(model, loss)
         if engine.startswith("compile"):
             self._forward = torch.compile(self._forward, fullgraph=True)
@@ -155,10 +163,15 @@ class TrainingStep:
     def _eager(self, *batch: Any) -> Tensor:
         self._last_replayed = None
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(batch[0].device.type, self.autocast, enabled=self.autocast is not None):
-            loss = self._forward(*batch)
-        loss.backward()
-        loss = self._before_update(loss.detach())
+        losses = []
+        for part in split_batch(batch, self._accumulate):
+            device = part[0].device.type
+            with torch.autocast(device, self.autocast, enabled=self.autocast is not None):
+                loss = self._forward(*part)
+            loss.backward()
+            losses.append(loss.detach())
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        loss = self._before_update(loss)
         self.optimizer.step()
         return loss
 
@@ -175,6 +188,20 @@ class TrainingStep:
         # The optimizer creates its state in the first steps; compare it only once there is a graph.
         state = [a.data_ptr() for a in _cuda_state(self.optimizer)] if self._graphs else None
         return groups, optimized, modes, addresses, state
+
+
+def split_batch(batch: tuple[Any, ...], parts: int) -> list[tuple[Any, ...]]:
+    """Split the tensors of a batch along their first dimension, into at most `parts` parts.
+
+    A batch with fewer samples has a part per sample.
+
+    >>> [a.tolist() for a, in split_batch((torch.arange(5),), 2)]
+    [[0, 1, 2], [3, 4]]
+    """
+    parts = min(parts, len(batch[0]))
+    if parts <= 1:
+        return [batch]
+    return list(zip(*(a.tensor_split(parts) for a in batch), strict=True))
 
 
 class _Watch:

@@ -1,8 +1,10 @@
-"""Losses: cross-entropy of images and of pixels, and the contour loss of ClassNet.
+"""Losses: cross-entropy and focal loss of images and pixels, Dice, and ClassNet's contour loss.
 
 Pixels labeled VOID and images labeled NO_CLASS are ignored. Losses are computed in fp32, or in fp64
 for fp64 logits.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +12,10 @@ from torch.nn import functional
 
 from .data.sample import NO_CLASS, VOID
 
+LossName = Literal["ce", "dice", "ce+dice", "focal"]
+
+FOCAL_GAMMA = 2.0
+DICE_SMOOTHING = 1.0  # pixels; keeps the gradient of very small objects bounded
 CONTOUR_RADIUS = 4  # the contour loss covers pixels up to this distance from a boundary
 
 
@@ -86,6 +92,68 @@ def class_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         _upcast(logits), target, ignore_index=NO_CLASS, reduction="none"
     )
     return losses.sum() / (target != NO_CLASS).sum().clamp(min=1)
+
+
+def focal_loss(
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    gamma: float = FOCAL_GAMMA,
+    ignored_label: int = VOID,
+) -> Tensor:
+    """Return the mean over labels of weight[class] * (1 - p)^gamma * cross-entropy.
+
+    p is the probability of the true class, so that pixels that are right already count little.
+    Without labels the loss is 0.
+
+    Paper: https://arxiv.org/abs/1708.02002
+
+    Args:
+        logits: (N, classes, *).
+        labels: (N, *), class ids or `ignored_label`.
+        weights: (classes,), optional.
+        gamma: Exponent; 0 is cross-entropy.
+        ignored_label: Label to ignore.
+
+    >>> focal_loss(torch.zeros(1, 2, 1), torch.tensor([[1]]))
+    tensor(0.1733)
+    """
+    target = labels.long()
+    losses = functional.cross_entropy(
+        _upcast(logits), target, ignore_index=ignored_label, reduction="none"
+    )
+    labeled = target != ignored_label
+    losses = (1 - torch.exp(-losses)).clamp(min=0) ** gamma * losses
+    if weights is not None:
+        losses = losses * weights.to(losses.dtype)[target.masked_fill(~labeled, 0)]
+    return losses.sum() / labeled.sum().clamp(min=1)
+
+
+def dice_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 - soft Dice, averaged over the classes of a sample, then over samples.
+
+        Dice = (2 sum(p t) + 1) / (sum(p) + sum(t) + 1)      p = softmax(logits), t = one-hot labels
+
+    The sums are over the labeled pixels of a sample, and the mean is over the classes that these
+    pixels have. Each sample has its own Dice, so that the loss of a batch is the mean over any
+    parts of it. A sample without labels has loss 0.
+
+    Args:
+        logits: (N, classes, *).
+        labels: (N, *), class ids or VOID.
+
+    >>> dice_loss(torch.tensor([[[99.0, -99.0], [-99.0, 99.0]]]), torch.tensor([[0, 1]]))
+    tensor(0.)
+    """
+    target, p = labels.long().flatten(1), _upcast(logits).flatten(2).softmax(1)
+    labeled = target != VOID
+    one_hot = torch.zeros_like(p).scatter_(1, target.masked_fill(~labeled, 0).unsqueeze(1), 1.0)
+    one_hot = one_hot * labeled.unsqueeze(1)
+    both = (p * one_hot).sum(2)
+    either = (p * labeled.unsqueeze(1)).sum(2) + one_hot.sum(2)
+    dice = (2 * both + DICE_SMOOTHING) / (either + DICE_SMOOTHING)
+    occurs = one_hot.sum(2) > 0
+    return ((1 - dice) * occurs).sum(1).div(occurs.sum(1).clamp(min=1)).mean()
 
 
 def contour_loss(

@@ -1,4 +1,4 @@
-"""Learning rates and their schedule, and SGD that can skip an update."""
+"""Learning rates and their schedule, and optimizers that can skip an update."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,14 @@ LR_PER_SAMPLE = 0.02
 CLASSIFICATION_LR, CLASSIFICATION_BATCH, CLASSIFICATION_POWER = 0.1, 128, 0.75
 HIGHEST_MOMENTUM = 0.999
 
-Schedule = Literal["constant", "cosine"]
+ADAMW_LR = 1e-3
+POLY_POWER = 0.9
+# One cycle (https://arxiv.org/abs/1708.07120), as in torch: share of the steps in which the
+# learning rate rises, and its start relative to the highest.
+ONE_CYCLE_RISE, ONE_CYCLE_START = 0.3, 1 / 25
+
+Schedule = Literal["constant", "cosine", "poly", "onecycle"]
+OptimizerName = Literal["sgd", "adamw"]
 
 
 def learning_rate(batch_size: int) -> float:
@@ -29,8 +36,14 @@ def learning_rate(batch_size: int) -> float:
     return LR_PER_SAMPLE * batch_size
 
 
-def default_lr(task: Literal["segmentation", "classification"], batch_size: int) -> float:
+def default_lr(
+    task: Literal["segmentation", "classification"],
+    batch_size: int,
+    optimizer: OptimizerName = "sgd",
+) -> float:
     """Return the default learning rate of a task and a batch size.
+
+    AdamW has 0.001, whatever the batch size.
 
     Segmentation has the paper's rule, 0.02 x batch size. Classification has 0.1 at batch size 128,
     and less by the power 0.75 at smaller ones. Three times as much suits small networks (CIFAR's
@@ -42,6 +55,8 @@ def default_lr(task: Literal["segmentation", "classification"], batch_size: int)
     (0.0125, 0.0026)
     """
     of_paper = learning_rate(batch_size)
+    if optimizer == "adamw":
+        return ADAMW_LR
     if task == "segmentation":
         return of_paper
     return CLASSIFICATION_LR * (batch_size / CLASSIFICATION_BATCH) ** CLASSIFICATION_POWER
@@ -53,24 +68,39 @@ def scheduled_lr(
     """Return the learning rate of one step, a function of its arguments alone.
 
     It rises linearly over the warm-up, lr at its last step. Then it is constant, or falls to 0 at
-    `steps` as half a cosine.
+    `steps`: as half a cosine, or as the power 0.9 of the steps left (poly). One cycle has no
+    warm-up: it rises from lr / 25 over 30% of the steps and falls to 0, both as half a cosine.
 
     Args:
         lr: Highest learning rate.
         step: Steps done before this one.
         steps: Steps of the whole run.
         warmup_steps: Steps of the warm-up.
-        schedule: "constant" or "cosine".
+        schedule: "constant", "cosine", "poly" or "onecycle".
 
     >>> [round(scheduled_lr(1.0, step, 6, 2, "cosine"), 3) for step in range(7)]
     [0.5, 1.0, 1.0, 0.854, 0.5, 0.146, 0.0]
+    >>> [round(scheduled_lr(1.0, step, 10, schedule="onecycle"), 3) for step in (0, 1, 3, 10)]
+    [0.04, 0.28, 1.0, 0.0]
     """
+    if schedule == "onecycle":
+        rise = ONE_CYCLE_RISE * steps
+        if step < rise:
+            return lr * (ONE_CYCLE_START + (1 - ONE_CYCLE_START) * (1 - _half_cosine(step / rise)))
+        return lr * _half_cosine((step - rise) / (steps - rise))
     if step < warmup_steps:
         return lr * ((step + 1) / warmup_steps)
     if schedule == "constant":
         return lr
     done = (step - warmup_steps) / max(1, steps - warmup_steps)
+    if schedule == "poly":
+        return lr * max(0.0, 1 - done) ** POLY_POWER
     return lr * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _half_cosine(done: float) -> float:
+    """Return the fall from 1 to 0 as half a cosine."""
+    return 0.5 * (1 + math.cos(math.pi * done))
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -107,6 +137,21 @@ def sgd(
     if sharded:
         return SynchronizingSGD(parameters, lr=lr, momentum=momentum)
     return torch.optim.SGD(parameters, lr=lr, momentum=momentum, fused=True)
+
+
+def adamw(
+    parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]], lr: float | Tensor, on_gpu: bool
+) -> torch.optim.AdamW:
+    """Return fused AdamW that skips the update if its `found_inf` flag is set.
+
+    Args:
+        parameters: Parameters or parameter groups. Weight decay is 0 unless a group sets it.
+        lr: Learning rate. A captured step follows changes of a tensor on its device.
+        on_gpu: The parameters are on a GPU, where a step can be captured.
+    """
+    if not lr > 0:
+        raise ValueError(f"lr must be positive, got {lr}")
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0, fused=True, capturable=on_gpu)
 
 
 class SynchronizingSGD(torch.optim.SGD):

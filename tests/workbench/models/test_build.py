@@ -43,7 +43,9 @@ def test_width_channels_and_size() -> None:
 
 
 def test_unsupported_values_raise() -> None:
-    with pytest.raises(ValueError, match=r"unknown network 'vgg'.*segnet, classnet, resnet20"):
+    with pytest.raises(
+        ValueError, match=r"unknown network 'vgg'.*segnet, classnet, unet, resnet20"
+    ):
         build("vgg", 10, "bn")
     with pytest.raises(ValueError, match="unknown network 'vgg'"):
         task_of("vgg")

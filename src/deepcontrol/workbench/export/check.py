@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..data import VOID, Batches, open_source, prepare
+from ..data import VOID, Batches, prepare
+from ..data.folder import FolderSource
 from ..metrics import ConfusionMatrix
 from ..sizes import Size
+from ..train.build import open_split
 from ..train.config import Train
 from ..train.evaluate import forward_in_windows, split_windows
 from .targets import Runner, Shape, Sizes, as_tuple
@@ -124,9 +126,10 @@ class RunImages:
         Validation images are not used, so that they can measure the result.
         """
         config = self._config
-        source = open_source(config.data, "train", config.data_root, config.train_limit)
-        limit = min(CALIBRATION_IMAGES, len(source))
-        source = open_source(config.data, "train", config.data_root, limit)
+        source = open_split(config, "train", config.train_limit)
+        images = source.files if isinstance(source, FolderSource) else source  # not their tiles
+        limit = min(CALIBRATION_IMAGES, len(images))
+        source = open_split(config, "train", limit)
         for batch in Batches(prepare(source, config.image_size), 1).epoch():
             yield from split_windows(batch.images, config.window)
 
@@ -138,5 +141,5 @@ class RunImages:
     def validation(self) -> Batches:
         """Return the validation set with batch size 1."""
         config = self._config
-        source = open_source(config.data, "val", config.data_root, config.val_limit)
+        source = open_split(config, "val", config.val_limit)
         return Batches(prepare(source, config.image_size), 1)

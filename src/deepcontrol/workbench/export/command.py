@@ -48,7 +48,7 @@ from .targets import (
 Accuracies = dict[str, Accuracy]
 
 _MEANING = {
-    "classes": "logits; the argmax along axis 1 is the class of the pixel",
+    "classes": "logits; the argmax along axis 1 is the class of the {}",
     "contour": "logits; above 0, the pixel is on the boundary of an instance",
 }
 
@@ -66,7 +66,9 @@ class Export:
     is printed before and after.
 
     Batch size, height and width are dynamic. The height and width must be at least 64 for segnet,
-    and multiples of 128 from 256 on for classnet. executorch supports one image of one size.
+    multiples of 16 from 32 on for unet, and multiples of 128 from 256 on for classnet. Classifiers
+    and networks of other libraries take images of the training size. executorch supports one image
+    of one size.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -105,9 +107,8 @@ def run_export(command: Export, console: Console) -> int:
     if target.extra is not None:
         require(f"--to {command.to}", target.extra)
     network = load_network(command.run, command.checkpoint, torch.device("cpu"))
-    sizes = sizes_of(
-        network.model, (command.size or config.image_size) if target.fixed_size else None
-    )
+    fixed = (command.size or config.image_size) if target.fixed_size else None
+    sizes = sizes_of(network.model, fixed, config.image_size)
     height, width = config.image_size
     if command.int8 and not sizes.accept((height, width)):
         raise ValueError(
@@ -127,7 +128,7 @@ def run_export(command: Export, console: Console) -> int:
                 command, network, sizes, output_names(config.model), images, file, status.update
             )
         move_file(file, out, inside)
-    description = describe(out.name, command.to, config.model, network, sizes, comparison) | {
+    description = describe(out.name, command.to, config, network, sizes, comparison) | {
         "checkpoint": command.checkpoint,
         "folded": is_agc(network.norm) and (command.fold or command.fixed_means),
         "fixed_means": command.fixed_means,
@@ -145,11 +146,10 @@ def run_export(command: Export, console: Console) -> int:
 
 
 def _check_options(command: Export, config: Train) -> None:
-    if config.task == "classification":
+    if config.task == "classification" and (command.int8 or command.fixed_means):
         raise ValueError(
-            f"deepcontrol export supports segnet and classnet, and {command.run} is a run of "
-            f"{config.model}. Load the network with load_classifier of "
-            "deepcontrol.workbench.predict.classes, and pass it to torch.export or torch.onnx."
+            "--int8 and --fixed-means are for segmentation, and this run classifies images: omit "
+            "them"
         )
     if command.int8 and command.to != "onnx":
         raise ValueError(f"--int8 needs --to onnx, got --to {command.to}")
@@ -162,7 +162,8 @@ def _check_options(command: Export, config: Train) -> None:
 
 
 def _name(command: Export, config: Train) -> str:
-    return f"{config.model}{'-fixed-means' * command.fixed_means}{'-int8' * command.int8}"
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in config.model)
+    return f"{name}{'-fixed-means' * command.fixed_means}{'-int8' * command.int8}"
 
 
 def _write(
@@ -188,7 +189,7 @@ def _write(
     progress("tracing the network")
     program = trace(model, sizes)
     progress(f"writing {file.name}")
-    target.write(program, file, outputs)
+    target.write(program, file, outputs, sizes.axes)
     progress(f"comparing {file.name} with torch")
     comparison = check(target.run(file), exact, sizes)
     runs: dict[str, Runner] = {
@@ -217,38 +218,44 @@ def output_names(model: str) -> list[str]:
 def describe(
     file: str,
     target: TargetName,
-    model: str,
+    config: Train,
     network: Network,
     sizes: Sizes,
     comparison: Comparison,
 ) -> dict[str, Any]:
     """Describe inputs, outputs, classes and check results of an exported file."""
     batch, height, width = AXES.values() if sizes.fixed is None else (1, *sizes.fixed)
+    if sizes.any_batch:
+        batch = AXES[0]
     channels = {"classes": len(network.classes), "contour": 1}
+    is_segmentation = config.task == "segmentation"
+    sides = [height, width] if is_segmentation else []
     return {
         "file": file,
         "target": target,
-        "model": model,
+        "model": config.model,
+        "task": config.task,
         "norm": network.norm,
         "input": {
             "name": INPUT,
             "dtype": "float32",
-            "shape": [batch, 3, height, width],
-            "channels": "RGB",
+            "shape": [batch, sizes.channels, height, width],
+            "channels": {1: "gray", 3: "RGB"}.get(sizes.channels, "in the order of the images"),
             "smallest_side": sizes.smallest if sizes.fixed is None else None,
             "sides_are_multiples_of": sizes.step,
+            "resizing": _resizing(config),
             "normalization": "(pixel - mean) / std, for pixels of 0 to 255",
-            "mean": [PIXEL_MEAN] * 3,
-            "std": [PIXEL_STD] * 3,
+            "mean": [PIXEL_MEAN] * sizes.channels,
+            "std": [PIXEL_STD] * sizes.channels,
         },
         "outputs": [
             {
                 "name": name,
                 "dtype": "float32",
-                "shape": [batch, channels[name], height, width],
-                "meaning": _MEANING[name],
+                "shape": [batch, channels[name], *sides],
+                "meaning": _MEANING[name].format("pixel" if is_segmentation else "image"),
             }
-            for name in output_names(model)
+            for name in output_names(config.model)
         ],
         "classes": list(network.classes),
         "colors": [list(color) for color in network.palette],
@@ -260,6 +267,19 @@ def describe(
         },
         "versions": {"deepcontrol": __version__, **versions(TARGETS[target].extra)},
     }
+
+
+def _resizing(config: Train) -> str | None:
+    """Return how images were resized in training; None if they keep their resolution."""
+    height, width = config.image_size
+    if config.task == "classification":
+        return f"to cover {height}x{width}, cropped at the center"
+    if config.data == "folder" and config.fit == "resize":
+        return (
+            f"to fit into {height}x{width} with the aspect ratio of the image, padded at the "
+            "bottom and right with its border pixels"
+        )
+    return None
 
 
 def _print(

@@ -8,7 +8,7 @@ import importlib.util
 import io
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,8 @@ from ..sizes import Size
 
 INPUT = "images"
 AXES = {0: "batch", 2: "height", 3: "width"}  # dynamic axes
-Shape = tuple[int, int, int, int]  # (N, 3, H, W)
-Runner = Callable[[Tensor], tuple[Tensor, ...]]  # images (N, 3, H, W) to outputs
+Shape = tuple[int, int, int, int]  # (N, C, H, W)
+Runner = Callable[[Tensor], tuple[Tensor, ...]]  # images (N, C, H, W) to outputs
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,28 @@ class Sizes:
     smallest: int  # smallest height and width, in pixels
     step: int  # height and width are multiples of it
     fixed: Size | None = None  # the only size, with batch size 1; None for dynamic sizes
+    channels: int = 3
+    any_batch: bool = False  # the batch size is dynamic, also with a fixed image size
 
     @property
     def traced(self) -> Shape:
         """Shape of the example input, with distinct sizes: tracing equates equal ones."""
         if self.fixed is not None:
-            return (1, 3, *self.fixed)
-        return (2, 3, 3 * self.smallest // 2, 2 * self.smallest)
+            return (2 if self.any_batch else 1, self.channels, *self.fixed)
+        sides = [multiple * self.smallest // 2 for multiple in (3, 4)]
+        height, width = (side + -side % self.step for side in sides)
+        return (2, self.channels, height, width)
 
     @property
     def checked(self) -> list[Shape]:
         """Shapes for the check: not the traced one, and with odd sides if allowed."""
+        channels = self.channels
         if self.fixed is not None:
-            return [self.traced]
+            batches = (1, 3) if self.any_batch else (1,)
+            return [(n, channels, *self.fixed) for n in batches]
         side, step = self.smallest, self.step
-        return [(1, 3, side, side), (3, 3, side + (step if step > 1 else 13), side + step)]
+        larger = side + (step if step > 1 else 13)
+        return [(1, channels, side, side), (3, channels, larger, side + step)]
 
     def accept(self, size: Size) -> bool:
         """Return whether the exported network accepts images of this size."""
@@ -64,29 +71,42 @@ class Sizes:
         return f"sides of at least {self.smallest} pixels{multiples}"
 
     def dynamic_shapes(self) -> dict[int, Any] | None:
-        """Return the dynamic shapes for torch.export; None if the size is fixed."""
+        """Return the dynamic shapes for torch.export; None if there are none."""
         if self.fixed is not None:
-            return None
+            return {0: Dim(AXES[0], min=1)} if self.any_batch else None
         smallest = self.smallest // self.step
         batch, *sides = (Dim(name, min=smallest if axis else 1) for axis, name in AXES.items())
         height, width = (self.step * side if self.step > 1 else side for side in sides)
         return {0: batch, 2: height, 3: width}
 
+    @property
+    def axes(self) -> dict[int, str]:
+        """Names of the dynamic axes."""
+        if self.fixed is None:
+            return AXES
+        return {0: AXES[0]} if self.any_batch else {}
 
-def sizes_of(model: nn.Module, fixed: Size | None = None) -> Sizes:
+
+def sizes_of(model: nn.Module, fixed: Size | None = None, trained: Size | None = None) -> Sizes:
     """Return the sizes that a network can be exported for.
 
-    ClassNet accepts only multiples of its stride, because its padding is constant in the graph.
+    ClassNet and UNet accept only multiples of their stride, because their padding is constant in
+    the graph. Classifiers and networks of other libraries get the training size, in batches of any
+    size.
 
     Args:
-        model: SegNet or ClassNet.
+        model: The network.
         fixed: The only size to support, for targets without dynamic sizes.
+        trained: The training size.
 
     Raises:
         ValueError: The network does not accept the fixed size.
     """
+    channels = int(getattr(model, "in_channels", 3))
+    if trained is not None and not hasattr(model, "receptive_radius"):
+        return Sizes(1, 1, fixed or trained, channels, any_batch=fixed is None)
     stride = int(model.total_stride)  # type: ignore[arg-type]
-    sizes = Sizes(2 * stride, stride if isinstance(model, ClassNet) else 1, fixed)
+    sizes = Sizes(2 * stride, int(getattr(model, "pad_multiple", 1)), fixed, channels)
     if fixed is not None and not sizes.accept(fixed):
         raise ValueError(f"--size: expected {sizes}, got {fixed[0]}x{fixed[1]}")
     return sizes
@@ -155,7 +175,9 @@ def versions(extra: str | None) -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
-def write_onnx(program: ExportedProgram, path: Path, outputs: Sequence[str]) -> None:
+def write_onnx(
+    program: ExportedProgram, path: Path, outputs: Sequence[str], axes: Mapping[int, str] = AXES
+) -> None:
     """Write one ONNX file with the weights, in the default opset of the exporter."""
     with ignore_torch_warnings(), _quiet_registration():
         torch.onnx.export(
@@ -164,7 +186,7 @@ def write_onnx(program: ExportedProgram, path: Path, outputs: Sequence[str]) -> 
             dynamo=True,
             input_names=[INPUT],
             output_names=list(outputs),
-            dynamic_shapes=(AXES,),  # names for the dynamic axes of the program
+            dynamic_shapes=(dict(axes),),  # names for the dynamic axes of the program
             external_data=False,
             verbose=False,
         )
@@ -257,7 +279,9 @@ def _mean_convolutions(path: Path) -> list[str]:
     ]
 
 
-def write_exported(program: ExportedProgram, path: Path, outputs: Sequence[str]) -> None:
+def write_exported(
+    program: ExportedProgram, path: Path, outputs: Sequence[str], axes: Mapping[int, str] = AXES
+) -> None:
     """Write a torch.export file with the weights. Outputs have no names in it."""
     file = io.BytesIO()  # torch.export.save to a path kills the process on a full disk
     with ignore_torch_warnings():
@@ -277,7 +301,9 @@ def run_exported(path: Path) -> Runner:
     return run
 
 
-def write_executorch(program: ExportedProgram, path: Path, outputs: Sequence[str]) -> None:
+def write_executorch(
+    program: ExportedProgram, path: Path, outputs: Sequence[str], axes: Mapping[int, str] = AXES
+) -> None:
     """Write an ExecuTorch file that uses XNNPACK. Outputs have no names in it."""
     with ignore_torch_warnings():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -307,7 +333,8 @@ class Target:
 
     suffix: str
     extra: str | None  # extra in pyproject.toml with its packages
-    write: Callable[[ExportedProgram, Path, Sequence[str]], None]  # takes the output names
+    # Takes the names of the outputs and of the dynamic axes.
+    write: Callable[[ExportedProgram, Path, Sequence[str], Mapping[int, str]], None]
     run: Callable[[Path], Runner]
     fixed_size: bool = False  # takes one image of one size
 

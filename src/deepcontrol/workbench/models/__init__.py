@@ -6,16 +6,18 @@ from torch import nn
 
 from .blocks import NORMS, Norm, is_agc, scaled
 from .classnet import ClassNet
+from .external import ExternalNetwork, build_external, external_task, is_external
 from .mlp import MLP
-from .resnet import CifarResNet, ResNet50
+from .resnet import CifarResNet, ResNet18, ResNet50
 from .segnet import SegNet
+from .unet import UNet
 from .unet3d import UNet3d
 
-_SEGMENTATION = ("segnet", "classnet")
+_SEGMENTATION = ("segnet", "classnet", "unet")
 _CIFAR = {
     f"{kind}{depth}": (kind, depth) for kind in ("resnet", "plain") for depth in (20, 56, 110)
 }
-MODELS = (*_SEGMENTATION, *_CIFAR, "resnet50", "mlp")
+MODELS = (*_SEGMENTATION, *_CIFAR, "resnet18", "resnet50", "mlp")
 
 __all__ = [
     "MLP",
@@ -23,12 +25,18 @@ __all__ = [
     "NORMS",
     "CifarResNet",
     "ClassNet",
+    "ExternalNetwork",
     "Norm",
+    "ResNet18",
     "ResNet50",
     "SegNet",
+    "UNet",
     "UNet3d",
     "build",
+    "build_external",
+    "external_task",
     "is_agc",
+    "is_external",
     "task_of",
 ]
 
@@ -49,6 +57,7 @@ def build(
         norm: One of NORMS. mlp supports only agc, bn, ln and none.
         width: Factor for all inner widths. resnet50 supports only 1.
         in_channels: Channels of the images. segnet, classnet and resnet50 support only 3.
+            For networks of other libraries see `build_external`.
         size: Height and width of the images. Only mlp depends on it.
 
     Raises:
@@ -65,10 +74,15 @@ def build(
     if name == "mlp":
         hidden = [scaled(512, width)] * 3
         return MLP(classes, norm, in_channels * size[0] * size[1], hidden)
+    if name == "unet":
+        return UNet(classes, width, norm, in_channels)
+    if name == "resnet18":
+        return ResNet18(classes, norm, in_channels, width)
     if in_channels != 3:
+        others = ("unet",) if name in _SEGMENTATION else (*_CIFAR, "resnet18", "mlp")
         raise ValueError(
             f"{name} needs images with 3 channels, got {in_channels}: convert them to RGB, or "
-            f"choose one of {', '.join((*_CIFAR, 'mlp'))}"
+            f"choose one of {', '.join(others)}"
         )
     if name == "resnet50":
         if width != 1:
@@ -84,5 +98,8 @@ def task_of(name: str) -> Literal["segmentation", "classification"]:
     ('segmentation', 'classification')
     """
     if name not in MODELS:
-        raise ValueError(f"unknown network {name!r}: choose one of {', '.join(MODELS)}")
+        raise ValueError(
+            f"unknown network {name!r}: choose one of {', '.join(MODELS)}, or timm:NAME, "
+            "smp:ARCHITECTURE/ENCODER, torchvision:NAME or module:function"
+        )
     return "segmentation" if name in _SEGMENTATION else "classification"

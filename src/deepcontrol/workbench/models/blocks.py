@@ -88,6 +88,20 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
     return block
 
 
+def projection(block: Block, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Return the shortcut of a residual block that changes its shape: pooling and 1x1 filters.
+
+    The average pooling (https://arxiv.org/abs/1812.01187) reads every position. A 1x1 convolution
+    with stride 2 would skip three of four, and torch 2.13 crashes in its backward pass on a CPU if
+    it has fewer than 16 input channels in channels_last.
+    """
+    convolution = block(in_channels, out_channels, 1, activation="none")
+    if stride == 1:
+        return convolution
+    pool = nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
+    return nn.Sequential(pool, convolution)
+
+
 def sum_activation(norm: Norm, channels: int, groups: int = 32) -> nn.Module:
     """Return the activation after a residual addition: that of the norm, or ReLU.
 

@@ -1,13 +1,14 @@
-"""ResNets for image classification: ResNet-50, and those for CIFAR (He et al., 2016)."""
+"""ResNets for image classification: ResNet-18 and 50, and those for CIFAR (He et al., 2016)."""
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...nn import he_init_
-from .blocks import Block, Norm, conv_block, scaled, start_gains_, sum_activation
+from .blocks import Block, Norm, conv_block, projection, scaled, start_gains_, sum_activation
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width and number of blocks
 EXPANSION = 4  # output width of a block / inner width
+RESNET18_WIDTHS = (64, 128, 256, 512)  # two blocks each
 CIFAR_WIDTHS = (16, 32, 64)
 # Groups of gn, ws+gn and evonorm-s0. With the usual 32, the first two stages would have one channel
 # per group, which is InstanceNorm.
@@ -87,6 +88,86 @@ class Bottleneck(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != channels:
             self.shortcut = block(in_channels, channels, 1, stride, activation="none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        # In-place saves a feature map: no layer saves the output of the branch.
+        return self.activation(self.branch(x).add_(self.shortcut(x)))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18: images (N, in_channels, H, W) to class logits (N, classes).
+
+    A 7x7 stem and max pooling, four stages of two blocks with 64, 128, 256 and 512 channels, global
+    average pooling and a linear layer. A block has two 3x3 convolutions. Shortcuts that change the
+    shape have average pooling before their 1x1 convolution (ResNet-D).
+
+    Filters have He initialization. With agc, the last gain of each branch starts at 1 / sqrt(8) of
+    the others (`start_gains_`). As in ResNet50, the last feature maps have 1/32 of the height and
+    width of the image: use images of 64x64 or more.
+
+    Paper: https://arxiv.org/abs/1512.03385
+
+    Args:
+        classes: Number of classes.
+        norm: One of NORMS.
+        in_channels: Channels of the images.
+        width: Factor for all inner widths.
+
+    >>> import torch
+    >>> ResNet18(5, width=0.25, in_channels=1)(torch.randn(2, 1, 64, 64)).shape
+    torch.Size([2, 5])
+    """
+
+    def __init__(
+        self, classes: int = 1000, norm: Norm = "agc", in_channels: int = 3, width: float = 1.0
+    ) -> None:
+        super().__init__()
+        block = conv_block(norm)
+        self.in_channels = in_channels
+        channels = scaled(RESNET18_WIDTHS[0], width)
+        self.stem = nn.Sequential(
+            block(in_channels, channels, 7, stride=2), nn.MaxPool2d(3, 2, padding=1)
+        )
+        self.stages = nn.Sequential()
+        for stage, base in enumerate(RESNET18_WIDTHS):
+            own = scaled(base, width)
+            for i in range(2):
+                stride = 2 if stage and not i else 1
+                activation = sum_activation(norm, own)
+                self.stages.append(BasicBlock(block, activation, channels, own, stride))
+                channels = own
+        self.classify = nn.Linear(channels, classes)
+        he_init_(self)
+        self.start_gains_()
+
+    def start_gains_(self) -> None:
+        """Set the initial gains of AGC: see blocks.start_gains_.
+
+        Call it again after he_init_, which sets all gains to 1. Other norms are not changed.
+        """
+        start_gains_(self, [b.branch[-1] for b in self.stages if isinstance(b, BasicBlock)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(f"expected images (N, {self.in_channels}, H, W), got {tuple(x.shape)}")
+        return self.classify(self.stages(self.stem(x)).mean((2, 3)))
+
+
+class BasicBlock(nn.Module):
+    """act(shortcut + branch): (N, C, H, W) to (N, channels, H / stride, W / stride)."""
+
+    def __init__(
+        self, block: Block, activation: nn.Module, in_channels: int, channels: int, stride: int
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.branch = nn.Sequential(
+            block(in_channels, channels, 3, stride),
+            block(channels, channels, 3, activation="none"),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = projection(block, in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         # In-place saves a feature map: no layer saves the output of the branch.

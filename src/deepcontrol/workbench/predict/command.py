@@ -24,6 +24,7 @@ from ..train.distributed import choose_device
 from ..train.faults import check_weights, is_out_of_memory
 from ..train.snapshot import load_weights
 from .classes import classify, load_classifier
+from .fitted import PixelFormat, label_resized
 from .images import ImageFile, Job, find_jobs, write_outputs
 from .tiling import (
     Tile,
@@ -94,6 +95,13 @@ class Network:
     palette: Palette
     norm: str
     window: Size | None = None  # crop size of the training, if outputs depend on the crop
+    resized_to: Size | None = None  # training size, if images were resized to fit into it
+    pixels: PixelFormat | None = None  # how a run on --data folder reads its images
+
+    @property
+    def can_tile(self) -> bool:
+        """Whether the receptive field is known, so that tiles can overlap by it."""
+        return hasattr(self.model, "receptive_radius")
 
     @property
     def total_stride(self) -> int:
@@ -127,8 +135,15 @@ def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
     check_weights(model, run / checkpoint)
     trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)
     needs_window = trained_on_crops and config.norm in CROP_DEPENDENT_NORMS
-    window = config.window if needs_window else None
-    return Network(model.eval().to(device), classes, palette, config.norm, window)
+    network = Network(model.eval().to(device), classes, palette, config.norm)
+    if config.data == "folder":
+        network = replace(network, pixels=PixelFormat.of_run(config.in_channels, derived))
+        if config.fit == "resize":
+            return replace(network, resized_to=config.image_size)
+        needs_window = True
+    if needs_window or not network.can_tile:
+        network = replace(network, window=config.window)
+    return network
 
 
 def _classes(derived: dict[str, Any]) -> tuple[tuple[str, ...], Palette]:
@@ -159,7 +174,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
     jobs = find_jobs(command.images, out)
     network = load_network(command.run, command.checkpoint, device)
     if command.tile is not None:
-        network = replace(network, window=None)
+        network = _without_windows(network)
     failed = 0
     with Progress(console=console, transient=True) as progress:
         images = progress.add_task("images", total=len(jobs))
@@ -186,20 +201,36 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
     return 1 if failed else 0
 
 
+def _without_windows(network: Network) -> Network:
+    """Return the network for --tile, which uses neither windows nor resized images."""
+    if network.resized_to is not None:
+        raise ValueError(
+            "--tile is for networks that see images at their own resolution, and this run resized "
+            "its images (--fit resize): omit --tile, or train with --fit tile"
+        )
+    if not network.can_tile:
+        raise ValueError("--tile is for segnet, classnet and unet: omit it")
+    return replace(network, window=None)
+
+
 def predict_one(
     network: Network, job: Job, tile: Size | None, progress: Callable[[int, int], None]
 ) -> str:
     """Label one image and write its outputs. Returns a line for the log."""
     started = time.perf_counter()
     device = next(network.model.parameters()).device
-    image = ImageFile(job.image, free_memory(torch.device("cpu")))
-    if min(image.size) < network.total_stride:
+    free = free_memory(torch.device("cpu"))
+    image = ImageFile(job.image, free) if network.pixels is None else network.pixels.open(job.image)
+    if network.resized_to is None and min(image.size) < network.total_stride:
         height, width = image.size
         raise ValueError(
             f"size {height}x{width} is too small for the network: "
             f"expected at least {network.total_stride}x{network.total_stride}"
         )
-    if network.window is not None:
+    count, parts = 1, ""
+    if network.resized_to is not None:
+        ids = label_resized(network.model, image, network.resized_to)
+    elif network.window is not None:
         ids = label_blended(network.model, image, network.window, progress)
         count, parts = math.prod(map(len, window_grid(image.size, network.window))), "windows"
     else:

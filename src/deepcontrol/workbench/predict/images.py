@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from ..imagefile import ImageError, open_header, upright_size
 from ..output import replacing
 from .tiling import Span
 
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".npy", ".png", ".ppm", ".tif", ".tiff", ".webp")
 OVERLAY_ALPHA = 0.5  # weight of the class color in an overlay
 BYTES_PER_PIXEL = 8  # memory for an image, its labels and its overlay
 _BAND = 512  # rows of an overlay that are blended at a time
@@ -110,6 +110,12 @@ def _check_collisions(jobs: Sequence[Job]) -> None:
             )
 
 
+class Picture(Protocol):
+    """An image that can be drawn."""
+
+    def read_rgb(self, rows: Span, columns: Span) -> NDArray[np.uint8]: ...  # (H, W, 3)
+
+
 class ImageFile:
     """A decoded image that is read in regions.
 
@@ -134,6 +140,10 @@ class ImageFile:
         """Read a region as RGB (H, W, 3), or as gray values (H, W, 1)."""
         region = self._image.crop((columns[0], rows[0], columns[1], rows[1]))
         return np.atleast_3d(np.array(region.convert(mode)))
+
+    def read_rgb(self, rows: Span, columns: Span) -> NDArray[np.uint8]:
+        """Read a region for a picture (H, W, 3)."""
+        return self.read(rows, columns)
 
 
 @contextlib.contextmanager
@@ -163,7 +173,7 @@ def _check_memory(free: int, path: Path) -> None:
 
 def write_outputs(
     job: Job,
-    image: ImageFile,
+    image: Picture,
     ids: NDArray[np.uint8],
     palette: Sequence[tuple[int, int, int]],
 ) -> None:
@@ -173,7 +183,7 @@ def write_outputs(
     overlay = np.empty((*ids.shape, 3), np.uint8)
     for top in range(0, len(ids), _BAND):  # blending in floating point needs more memory
         rows = slice(top, min(top + _BAND, len(ids)))
-        pixels = image.read((rows.start, rows.stop), (0, ids.shape[1]))
+        pixels = image.read_rgb((rows.start, rows.stop), (0, ids.shape[1]))
         colors = colored(ids[rows], tuple(palette))
         overlay[rows] = (1 - OVERLAY_ALPHA) * pixels + OVERLAY_ALPHA * colors
     with replacing(job.overlay, inside=job.out) as file:

@@ -47,7 +47,7 @@ class RegionReader(Protocol):
     @property
     def size(self) -> Size: ...
 
-    def read(self, rows: Span, columns: Span) -> NDArray[np.uint8]: ...  # (H, W, 3)
+    def read(self, rows: Span, columns: Span) -> NDArray[np.uint8]: ...  # (H, W, C)
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def bytes_per_pixel(model: nn.Module, stride: int) -> float:
     side = PROBE_STRIDES * stride
     on_meta = copy.deepcopy(model).to("meta")
     with torch.inference_mode(), _LiveBytes() as live:
-        on_meta(torch.empty(1, 3, side, side, device="meta"))
+        on_meta(torch.empty(1, getattr(model, "in_channels", 3), side, side, device="meta"))
     return live.peak / side**2
 
 

@@ -20,22 +20,27 @@ from ..data import (
     ClassificationBatches,
     CropFlip,
     Source,
+    Task,
     open_source,
     prepare,
 )
 from ..data.batches import normalized
 from ..losses import (
+    LossName,
     class_cross_entropy,
     class_weights,
     classes_and_contour_loss,
     contour_loss,
+    dice_loss,
+    focal_loss,
     pixel_cross_entropy,
 )
-from ..models import build, task_of
+from ..models import build, build_external, is_external, task_of
 from .config import ConfigChangedError, Train
 from .distributed import Group
 
 UNIT_INIT_IMAGES = 4
+STRONG_SCALE, STRONG_COLOR = (0.7, 1.4), 0.3  # --augment strong
 Loss = Callable[..., Tensor]  # loss(outputs, *targets)
 
 
@@ -43,7 +48,21 @@ Loss = Callable[..., Tensor]  # loss(outputs, *targets)
 
 
 def build_network(config: Train, num_classes: int) -> nn.Module:
-    """Return the network with torch's default initialization."""
+    """Return the network with torch's default initialization.
+
+    A network of another library has its own, or that of to_agc.
+    """
+    if is_external(config.model):
+        return build_external(
+            config.model,
+            config.task,
+            num_classes,
+            config.norm,
+            config.in_channels,
+            config.image_size,
+            config.pretrained,
+            config.seed,
+        )
     return build(
         config.model,
         num_classes,
@@ -58,7 +77,8 @@ def build_model(config: Train, num_classes: int) -> nn.Module:
     """Return the initialized network. `--init unit` also needs `scale_to_images_`."""
     init = {"he": he_init_, "identity": identity_init_, "unit": he_init_}[config.init]
     model = build_network(config, num_classes)
-    init(model, torch.Generator().manual_seed(config.seed))
+    if not is_external(config.model):
+        init(model, torch.Generator().manual_seed(config.seed))
     if hasattr(model, "start_gains_"):
         model.start_gains_()  # type: ignore[operator]
     for neuron in model.modules():
@@ -99,37 +119,58 @@ def scale_to_images_(model: nn.Module, config: Train, cache: Cache) -> None:
 class Objective:
     """The loss of a network: loss(outputs, *targets(batch)).
 
-    In distributed training `loss` takes `Group.loss_scales` after the targets. It then returns
-    this process's part of the loss over the whole batch.
+    In distributed training, and for parts of a batch, `loss` takes the factors of
+    `Group.loss_scales` after the targets. It then returns the part's share of the loss over the
+    whole batch.
 
     Args:
         model: Name of the network. classnet adds the contour loss.
         weights: One weight per class, for segmentation.
+        loss: Name of the loss.
+        task: Task of a network of another library; others have their own.
     """
 
-    def __init__(self, model: str, weights: Tensor | None = None) -> None:
-        self.weights = weights
-        self.ignored_label = VOID if task_of(model) == "segmentation" else NO_CLASS
+    def __init__(
+        self,
+        model: str,
+        weights: Tensor | None = None,
+        loss: LossName = "ce",
+        task: Task | None = None,
+    ) -> None:
+        self.weights, self.name = weights, loss
+        task = task or task_of(model)
+        self.ignored_label = VOID if task == "segmentation" else NO_CLASS
         self._has_contours = model == "classnet"
-        self.loss: Loss = self._segnet_loss
+        self.loss: Loss = self._segmentation_loss
         if self._has_contours:
             self.loss = self._classnet_loss
-        elif task_of(model) == "classification":
+        elif task == "classification":
             self.loss = self._classification_loss
 
     def targets(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the tensors that the loss needs. A captured step copies them all."""
         return (batch.labels, batch.segments) if self._has_contours else (batch.labels,)
 
-    def _segnet_loss(self, logits: Tensor, labels: Tensor, scales: Tensor | None = None) -> Tensor:
-        loss = pixel_cross_entropy(logits, labels, self.weights)
-        return loss if scales is None else scales[0].to(loss.dtype) * loss
+    def _segmentation_loss(
+        self, logits: Tensor, labels: Tensor, scales: Tensor | None = None
+    ) -> Tensor:
+        parts: list[Tensor] = []  # a mean over pixels, and a mean over samples
+        if self.name == "focal":
+            parts.append(_scaled(focal_loss(logits, labels, self.weights), scales, 0))
+        elif self.name != "dice":
+            parts.append(_scaled(pixel_cross_entropy(logits, labels, self.weights), scales, 0))
+        if "dice" in self.name:
+            parts.append(_scaled(dice_loss(logits, labels), scales, 1))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def _classification_loss(
         self, logits: Tensor, labels: Tensor, scales: Tensor | None = None
     ) -> Tensor:
-        loss = class_cross_entropy(logits, labels)
-        return loss if scales is None else scales[0].to(loss.dtype) * loss
+        if self.name == "focal":
+            loss = focal_loss(logits, labels, ignored_label=NO_CLASS)
+        else:
+            loss = class_cross_entropy(logits, labels)
+        return _scaled(loss, scales, 0)
 
     def _classnet_loss(
         self, outputs: Any, labels: Tensor, segments: Tensor, scales: Tensor | None = None
@@ -138,8 +179,13 @@ class Objective:
         if scales is None:
             return classes_and_contour_loss(classes, contour, labels, segments, self.weights)
         class_loss = pixel_cross_entropy(classes, labels, self.weights)
-        pixel_scale, sample_scale = scales.to(class_loss.dtype)
-        return pixel_scale * class_loss + sample_scale * contour_loss(contour, segments, labels)
+        outline_loss = contour_loss(contour, segments, labels)
+        return _scaled(class_loss, scales, 0) + _scaled(outline_loss, scales, 1)
+
+
+def _scaled(loss: Tensor, scales: Tensor | None, index: int) -> Tensor:
+    """Scale a mean over pixels (index 0) or over samples (index 1) to the whole batch."""
+    return loss if scales is None else scales.flatten()[index].to(loss.dtype) * loss
 
 
 def build_objective(config: Train, cache: Cache, device: torch.device) -> Objective:
@@ -148,9 +194,9 @@ def build_objective(config: Train, cache: Cache, device: torch.device) -> Object
     Segmentation has ENet's class weights, computed from the training labels.
     """
     if config.task == "classification":
-        return Objective(config.model)
+        return Objective(config.model, None, config.loss, config.task)
     weights = config.class_weight_scale * class_weights(torch.from_numpy(cache.histogram))
-    return Objective(config.model, weights.to(device))
+    return Objective(config.model, weights.to(device), config.loss, config.task)
 
 
 def class_logits(outputs: Any) -> Tensor:
@@ -174,9 +220,13 @@ class Data(NamedTuple):
 def open_sources(config: Train) -> Sources:
     """Open the training and validation sets without reading any image."""
     return Sources(
-        open_source(config.data, "train", config.data_root, config.train_limit),
-        open_source(config.data, "val", config.data_root, config.val_limit),
+        open_split(config, "train", config.train_limit), open_split(config, "val", config.val_limit)
     )
+
+
+def open_split(config: Train, split: str, limit: int | None) -> Source:
+    """Open one split of the run's dataset."""
+    return open_source(config.data, split, config.data_root, limit, config.folder_options)
 
 
 def build_data(
@@ -219,13 +269,20 @@ def build_data(
             caches[0],
             config.batch_size,
             size=config.image_size,
-            augment=Augment(flip=config.augmentation == "flip"),
+            augment=segmentation_augmentation(config),
             seed=config.seed,
             workers=config.workers,
             **place,  # type: ignore[arg-type]
         )
     val = evaluation_batches(config, caches[1], config.val_batch_size, config.workers, **place)
     return Data(train, val)
+
+
+def segmentation_augmentation(config: Train) -> Augment:
+    """Return the augmentation of a segmentation run. Color jitter is for RGB images only."""
+    if config.augmentation == "strong":
+        return Augment(scale=STRONG_SCALE, color=STRONG_COLOR if config.in_channels == 3 else 0.0)
+    return Augment(flip=config.augmentation == "flip")
 
 
 def build_augmentation(config: Train) -> CropFlip:

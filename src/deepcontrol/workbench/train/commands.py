@@ -13,9 +13,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ...nn import saved_bytes
-from ..data import open_source, prepare
+from ..data import prepare
 from ..runfolder import CONFIG
-from .build import build_model, build_network, evaluation_batches, open_sources
+from .build import build_model, build_network, evaluation_batches, open_sources, open_split
 from .checkpoint import load_of_run
 from .config import Train, check_unchanged, load_config
 from .distributed import choose_autocast, choose_device, exit_if_distributed
@@ -108,11 +108,11 @@ def plan(config: Train) -> Plan:
     device = choose_device(config.device)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     with torch.device("meta"):  # shapes only
-        model = build_network(config, len(sources.train.classes))
+        model = build_network(config, len(sources.train.classes)).to("meta")
     parameters = sum(p.numel() for p in model.parameters())
     state = state_bytes(config, parameters, processes)
     dtype = choose_autocast(config.precision, device) or torch.float32
-    images = -(-config.batch_size // processes)
+    images = -(-config.batch_size // (processes * config.accumulate))
     shape = (images, config.in_channels, *config.image_size)
     inputs = torch.empty(shape, device="meta", dtype=dtype)
     steps = -(-len(sources.train) // config.batch_size)
@@ -137,8 +137,7 @@ def _print_plan(config: Train, plan: Plan, console: Console) -> None:
         "data": f"{config.data}: {plan.train_images} training images, {plan.val_images} validation "
         f"images, {config.image_size[0]}x{config.image_size[1]}, {plan.classes} classes",
         "batch size": f"{config.batch_size}",
-        "optimizer": f"SGD, lr {config.learning_rate:g}{_schedule_text(config)}, "
-        f"momentum {config.momentum:g}",
+        "optimizer": _optimizer_text(config),
         "steps": f"{plan.steps_per_epoch} per epoch, {plan.steps:,} in {config.epochs} epochs",
         "memory": f"about {plan.memory_mib:,.0f} MiB: {plan.state_mib:,.0f} for parameters, "
         f"gradients and momentum, {plan.activations_mib:,.0f} for activations",
@@ -153,9 +152,19 @@ def _print_plan(config: Train, plan: Plan, console: Console) -> None:
     console.print(table)
 
 
+def _optimizer_text(config: Train) -> str:
+    """Return "SGD, lr 0.08 (cosine), momentum 0.9"."""
+    lr = f"lr {config.learning_rate:g}{_schedule_text(config)}"
+    return (
+        f"AdamW, {lr}"
+        if config.optimizer == "adamw"
+        else (f"SGD, {lr}, momentum {config.momentum:g}")
+    )
+
+
 def _schedule_text(config: Train) -> str:
     """Return what follows the learning rate: " (cosine, 5 epochs of warm-up)"."""
-    parts = ["cosine"] if config.schedule == "cosine" else []
+    parts: list[str] = [] if config.schedule == "constant" else [config.schedule]
     if config.warmup_epochs:
         parts.append(f"{config.warmup_epochs:g} epochs of warm-up")
     return f" ({', '.join(parts)})" if parts else ""
@@ -171,7 +180,7 @@ def run_eval(command: Eval, console: Console) -> int:
         if getattr(command, name) is not None:
             config = replace(config, **{name: getattr(command, name)})
     weights = load_of_run(command.run, command.checkpoint).model
-    source = open_source(config.data, "val", config.data_root, config.val_limit)
+    source = open_split(config, "val", config.val_limit)
     device = choose_device(command.device)
     model = build_model(config, len(source.classes))
     load_weights(model, weights)

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...step import Engine
-from ..data import DEFAULT_SIZES, DataName, Task, channels_of, data_task
+from ..data import DEFAULT_SIZES, DataName, Fit, FolderOptions, Task, channels_of, data_task
 from ..json_files import MAX_INT, write_json
-from ..models import Norm, is_agc, task_of
-from ..optim import HIGHEST_MOMENTUM, Schedule, default_lr
+from ..losses import LossName
+from ..models import Norm, external_task, is_agc, is_external, task_of
+from ..optim import HIGHEST_MOMENTUM, OptimizerName, Schedule, default_lr
 from ..runfolder import CONFIG, read_config
 from ..sizes import Size
 
@@ -20,16 +21,19 @@ FORMAT = 1  # format version of config.json
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 
+# Networks of this package, as the study names them. --model takes those of other libraries as well.
 Model = Literal[
-    "segnet", "classnet", "resnet20", "resnet56", "resnet110", "plain20", "plain56", "plain110",
-    "resnet50", "mlp",
+    "segnet", "classnet", "unet", "resnet20", "resnet56", "resnet110", "plain20", "plain56",
+    "plain110", "resnet18", "resnet50", "mlp",
 ]  # fmt: skip
-Augmentation = Literal["none", "flip", "crop+flip"]
+Augmentation = Literal["none", "flip", "crop+flip", "strong"]
 
 # Fields that may change when a run is resumed, because no result depends on them. A run with more
-# epochs is the same run for longer if its learning rate is constant; a cosine schedule fixes them.
+# epochs is the same run for longer if its learning rate is constant; a schedule fixes them.
 # The dataset may have moved: a run identifies it by its content.
-CHANGEABLE = ("epochs", "workers", "save_steps", "sample_epochs", "out", "data_root")
+CHANGEABLE = (
+    "epochs", "workers", "save_steps", "sample_epochs", "out", "data_root", "patience", "minutes",
+)  # fmt: skip
 # Fields that are newer than format 1, with the values that older runs were trained with.
 ADDED_LATER = {
     "clip_grad_norm": None,
@@ -38,6 +42,16 @@ ADDED_LATER = {
     "warmup_epochs": 0.0,
     "weight_decay": 0.0,
     "augment": None,
+    "channels": None,
+    "fit": "resize",
+    "val_fraction": 0.2,
+    "pretrained": False,
+    "optimizer": "sgd",
+    "loss": "ce",
+    "accumulate": 1,
+    "ema": None,
+    "patience": None,
+    "minutes": None,
 }
 
 
@@ -59,31 +73,54 @@ class Train:
 
     out: Path
     """Run folder. An existing run is resumed."""
-    model: Model = "segnet"
-    """Network. segnet and classnet label pixels, all others classify images. classnet also predicts
-    contours, from the dataset's instance labels. plain20 is resnet20 without shortcuts."""
+    model: str = "segnet"
+    """Network. To label pixels: segnet, unet (residual), or classnet, which also predicts contours
+    from the dataset's instance labels. To classify images: resnet18, resnet50, resnet20, resnet56,
+    resnet110, mlp, or plain20, plain56, plain110 (without shortcuts). From other libraries:
+    timm:NAME, smp:Unet/resnet34, torchvision:deeplabv3_resnet50. Your own: module:function, called
+    with classes and in_channels. The last four are converted with --norm agc and left as they are
+    with --norm bn."""
+    pretrained: bool = False
+    """Start from the weights that timm, smp or torchvision has for the network."""
     norm: Norm = "agc"
     """agc (automatic gain control), agc+wn (AGC with weight normalization), bn (BatchNorm), gn
     (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response Normalization), evonorm-s0,
     ws+gn (weight standardization and GroupNorm), or none."""
     data: DataName = "streets"
-    """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes. The last four are for
-    classification; imagefolder is a folder with one subfolder of images per class."""
+    """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`). cityscapes14
+    is Cityscapes with ClassNet's 14 classes. The last four are for classification; imagefolder is a
+    folder with one subfolder of images per class."""
     data_root: Path | None = None
     """Dataset folder. Not needed for streets."""
     size: Size | None = None
     """Training size. Larger images are cropped; evaluation of segmentation uses windows of this
-    size. None: 256x512 for segmentation, 32x32 for CIFAR, 28x28 for Fashion-MNIST, 224x224 for
-    imagefolder."""
+    size. None: 256x512 for segmentation, 256x256 for folder, 32x32 for CIFAR, 28x28 for
+    Fashion-MNIST, 224x224 for imagefolder."""
+    fit: Fit = "resize"
+    """How images of --data folder, of any size, become images of --size. resize: scaled to fit,
+    with their aspect ratio; the rest is padded with border pixels that have no label. tile: cut
+    into tiles of this size at their own resolution."""
+    channels: int | None = None
+    """Channels of the images of --data folder. None: 3; gray images are repeated, opacity is
+    dropped."""
+    val_fraction: float = 0.2
+    """Share of the images of --data folder for validation, if it has no val/. A hash of the file
+    name selects them, so that new images do not change the split."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
     """Images per step, over all processes."""
+    accumulate: int = 1
+    """Split each batch into this many parts that are computed one after the other, to save memory.
+    With AGC the update is the same (up to rounding); BatchNorm sees the parts."""
+    optimizer: OptimizerName = "sgd"
+    """sgd (with momentum) or adamw."""
     lr: float | None = None
     """Learning rate. None: 0.02 x batch size for segmentation, 0.1 x (batch size / 128)^0.75 for
-    classification."""
+    classification, 0.001 for adamw."""
     schedule: Schedule = "constant"
-    """constant, or cosine: the learning rate falls to 0 over all epochs, which are then fixed."""
+    """constant, or a learning rate that falls to 0 over all epochs, which are then fixed: cosine,
+    poly (power 0.9), or onecycle, which rises from lr / 25 in the first 30% of the steps."""
     warmup_epochs: float = 0.0
     """Epochs in which the learning rate rises linearly from 0. May be a fraction."""
     weight_decay: float = 0.0
@@ -92,8 +129,19 @@ class Train:
     """Momentum of SGD, at most 0.999."""
     clip_grad_norm: float | None = None
     """Clip the gradient's norm to this value. Try 1 if AGC diverges at a high learning rate."""
+    loss: LossName = "ce"
+    """Loss: ce (cross-entropy), dice, ce+dice (their sum), or focal (gamma 2). Classification has
+    ce and focal."""
+    ema: float | None = None
+    """Evaluate and save an exponential moving average of the weights with this decay, such as
+    0.999. The average is shorter in the first steps."""
     epochs: int = 150
     """Number of epochs. A finished run can be resumed with more."""
+    patience: int | None = None
+    """Stop when the lowest validation error is this many epochs old."""
+    minutes: float | None = None
+    """Stop before an epoch that would not end within this many minutes. The same command resumes
+    the run."""
     seed: int = 0
     """Seed for initialization, shuffling and augmentation."""
     init: Literal["he", "identity", "unit"] = "he"
@@ -107,8 +155,9 @@ class Train:
     """Mean of the class weights in the loss. Classification has no class weights."""
     augment: Augmentation | None = None
     """Random augmentation. crop+flip is for classification: images are padded by an eighth of
-    their side (4 pixels for CIFAR), cropped and flipped. None: flip for segmentation, crop+flip for
-    classification."""
+    their side (4 pixels for CIFAR), cropped and flipped. strong is for segmentation: flip, zoom by
+    0.7 to 1.4, and brightness, contrast and saturation by 0.7 to 1.3. None: flip for segmentation,
+    crop+flip for classification."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device. auto uses a GPU if there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -138,9 +187,9 @@ class Train:
     """Epochs after which to draw validation images with their predictions."""
 
     def __post_init__(self) -> None:
-        at_least = dict.fromkeys(("batch_size", "epochs", "save_epochs"), 1)
+        at_least = dict.fromkeys(("batch_size", "epochs", "save_epochs", "accumulate"), 1)
         at_least |= dict.fromkeys(("seed", "workers", "save_steps"), 0)
-        for name in ("train_limit", "val_limit", "eval_batch_size"):
+        for name in ("train_limit", "val_limit", "eval_batch_size", "channels", "patience"):
             if getattr(self, name) is not None:
                 at_least[name] = 1
         for name, least in at_least.items():
@@ -149,11 +198,12 @@ class Train:
                 raise ValueError(f"--{_flag(name)} must be at least {least}, got {value}")
             if value > MAX_INT:
                 raise ValueError(f"--{_flag(name)} must be at most {MAX_INT}, got {value}")
-        if task_of(self.model) != data_task(self.data):
+        if self.task != data_task(self.data):
             raise ValueError(
-                f"--model {self.model} is for {task_of(self.model)}, but --data {self.data} is for "
+                f"--model {self.model} is for {self.task}, but --data {self.data} is for "
                 f"{data_task(self.data)}: choose another network or other data"
             )
+        self._check_options()
         if self.task == "segmentation":
             self._check_segmentation()
         else:
@@ -167,7 +217,7 @@ class Train:
             raise ValueError(
                 f"--warmup-epochs must be at most --epochs {self.epochs}, got {self.warmup_epochs}"
             )
-        for name in ("lr", "clip_grad_norm", "class_weight_scale"):
+        for name in ("lr", "clip_grad_norm", "class_weight_scale", "minutes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{_flag(name)} must be positive, got {value}")
@@ -186,6 +236,36 @@ class Train:
                 f"--momentum must be from 0 to {HIGHEST_MOMENTUM}, got {self.momentum}"
             )
 
+    def _check_options(self) -> None:
+        if self.data != "folder":
+            for name in ("channels", "fit", "val_fraction"):
+                if getattr(self, name) != ADDED_LATER[name]:
+                    raise ValueError(f"--{_flag(name)} is for --data folder, not {self.data}")
+        if not 0 < self.val_fraction < 1:
+            raise ValueError(f"--val-fraction must be between 0 and 1, got {self.val_fraction}")
+        if is_external(self.model):
+            if self.norm not in ("agc", "bn"):
+                raise ValueError(
+                    f"--model {self.model} supports --norm agc and bn, not {self.norm}"
+                )
+            for name, only in (("width", 1.0), ("init", "he")):
+                if getattr(self, name) != only:
+                    raise ValueError(f"--{_flag(name)} is not for --model {self.model}")
+        elif self.pretrained:
+            raise ValueError(f"--pretrained is for timm:, smp: and torchvision:, not {self.model}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"--ema must be between 0 and 1, such as 0.999; got {self.ema}")
+        if self.accumulate > self.batch_size:
+            raise ValueError(
+                f"--accumulate must be at most --batch-size {self.batch_size}, the images of an "
+                f"update; got {self.accumulate}"
+            )
+        if self.schedule == "onecycle" and self.warmup_epochs:
+            raise ValueError("--schedule onecycle has a rise of its own: omit --warmup-epochs")
+        for name in ("ema", "accumulate", "optimizer"):
+            if self.fsdp and getattr(self, name) != ADDED_LATER[name]:
+                raise ValueError(f"--{_flag(name)} does not support --fsdp yet: omit one of them")
+
     def _check_segmentation(self) -> None:
         if min(self.image_size) < MIN_SIDE:
             size = _format(self.image_size)
@@ -193,8 +273,10 @@ class Train:
         if self.augment == "crop+flip":
             raise ValueError(
                 "--augment crop+flip is for classification: segmentation always crops images that "
-                "are larger than --size; use flip"
+                "are larger than --size; use flip or strong"
             )
+        if self.loss != "ce" and self.model == "classnet":
+            raise ValueError(f"--model classnet has a loss of its own: omit --loss {self.loss}")
 
     def _check_classification(self) -> None:
         if self.init == "unit":
@@ -203,11 +285,23 @@ class Train:
             raise ValueError(
                 "--class-weight-scale is for segmentation: classification has no class weights"
             )
+        if self.loss not in ("ce", "focal"):
+            raise ValueError(f"--loss {self.loss} is for segmentation: use ce or focal")
+        if self.augment == "strong":
+            raise ValueError("--augment strong is for segmentation: use crop+flip")
 
     @property
     def task(self) -> Task:
-        """The task of the network and of its data."""
+        """The task of the network, or of its data if the network has none of its own."""
+        if is_external(self.model):
+            return external_task(self.model) or data_task(self.data)
         return task_of(self.model)
+
+    @property
+    def folder_options(self) -> FolderOptions:
+        """How to read a folder of images and masks."""
+        tile = self.image_size if self.fit == "tile" else None
+        return FolderOptions(self.val_fraction, self.in_channels, tile)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -217,12 +311,14 @@ class Train:
     @property
     def in_channels(self) -> int:
         """Channels of the images."""
-        return channels_of(self.data)
+        return channels_of(self.data) if self.channels is None else self.channels
 
     @property
     def learning_rate(self) -> float:
         """`lr`, or the rule for the task and the batch size. A schedule scales it."""
-        return default_lr(self.task, self.batch_size) if self.lr is None else self.lr
+        if self.lr is not None:
+            return self.lr
+        return default_lr(self.task, self.batch_size, self.optimizer)
 
     @property
     def augmentation(self) -> Augmentation:
@@ -294,8 +390,8 @@ def check_unchanged(config: Train, before: Train) -> None:
     found = differences(config, before)
     if found:
         why = ""
-        if before.schedule == "cosine" and config.epochs != before.epochs:
-            why = "The learning rates of a cosine schedule depend on --epochs. "
+        if before.schedule != "constant" and config.epochs != before.epochs:
+            why = f"The learning rates of a {before.schedule} schedule depend on --epochs. "
         raise ConfigChangedError(
             f"{config.out} was started with other settings: {'; '.join(found)}. {why}"
             "Omit these flags to resume it, or choose another --out."
@@ -321,8 +417,8 @@ def differences(config: Train, before: Train) -> list[str]:
 def changeable(content: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the settings that may change when the run of a config.json is resumed."""
     config = content.get("config")
-    is_cosine = isinstance(config, dict) and config.get("schedule") == "cosine"
-    return tuple(name for name in CHANGEABLE if name != "epochs" or not is_cosine)
+    schedule = config.get("schedule", "constant") if isinstance(config, dict) else "constant"
+    return tuple(name for name in CHANGEABLE if name != "epochs" or schedule == "constant")
 
 
 def changed_settings(config: Train) -> dict[str, Any]:
@@ -339,6 +435,7 @@ def _effective(config: Train, name: str) -> Any:
         "augment": "augmentation",
         "lr": "learning_rate",
         "eval_batch_size": "val_batch_size",
+        "channels": "in_channels",
     }
     return getattr(config, resolved.get(name, name))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ...step import split_batch
 from .. import runfolder
 from ..data import Batch, Batches
 from ..sizes import Size
@@ -33,10 +34,11 @@ def raise_if_not_finite(run: TrainingRun, status: GuardStatus | None = None) -> 
     epoch += 1
     batch = next(iter(run.train.epoch(epoch, start=index)))
     images = images_in_batch(run.train, index)
+    parts = run.config.accumulate
+    targets, found = run.targets(batch, images, parts), ""
     with _autocast(run):
-        found = find_first_nonfinite(
-            run.model, run.objective.loss, batch.images, run.targets(batch, images)
-        )
+        for inputs, *own in split_batch((batch.images, *targets), parts):
+            found = found or find_first_nonfinite(run.model, run.objective.loss, inputs, own)
     by_rank = run.group.all_gather(found)
     places = [f"{p} (process {i})" * bool(p) for i, p in enumerate(by_rank)]
     places = [p for p in (by_rank if len(by_rank) == 1 else places) if p]
@@ -77,6 +79,8 @@ def memory_fault(run: TrainingRun) -> FaultError:
         while smaller and not _batch_size_fits(run, smaller):
             smaller //= 2
         advice = f"--batch-size {smaller} fits (tested)"
+        if smaller and run.config.norm != "bn":
+            advice += f", or --accumulate {-(-batch_size // smaller)} at the same batch size"
     if not smaller:
         advice = "not even batch size 1 fits; choose a smaller --size or --width"
     return FaultError(

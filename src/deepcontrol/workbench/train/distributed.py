@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..data import VOID
+from ..data.augment import to_device
 from ..hardware import hardware
 from .config import Train
 
@@ -130,7 +131,9 @@ class Group:
             if buffer.is_floating_point():
                 dist.broadcast(buffer, 0)
 
-    def loss_scales(self, labels: Tensor, images: int, ignored_label: int = VOID) -> Tensor:
+    def loss_scales(
+        self, labels: Tensor, images: int, ignored_label: int = VOID, parts: int = 1
+    ) -> Tensor:
         """Return the factors for this process's mean over labels and mean over samples.
 
         With them, the average over the processes is the mean over the whole batch.
@@ -139,10 +142,22 @@ class Group:
             labels: Labels of this process's images.
             images: Number of images in the whole batch.
             ignored_label: Label of pixels or images that the loss ignores.
+            parts: Parts into which the labels are split (`split_batch`).
+
+        Returns:
+            (2,), or (parts, 2) for several parts.
         """
+        own_samples = len(range(self.rank, images, self.world_size))
+        if parts > 1:
+            pieces = labels.tensor_split(parts)
+            own = torch.stack([(piece != ignored_label).sum() for piece in pieces]).double()
+            total = self.sum_(own.sum()).clamp(min=1)
+            lengths = [len(piece) * (own_samples > 0) / images for piece in pieces]
+            shares = to_device(lengths, labels.device).double()
+            return self.world_size * torch.stack([own / total, shares], 1)
         own = (labels != ignored_label).sum().double()
         total = self.sum_(own.clone()).clamp(min=1)
-        samples = len(range(self.rank, images, self.world_size)) / images
+        samples = own_samples / images
         return self.world_size * torch.stack([own / total, torch.full_like(own, samples)])
 
 

@@ -24,7 +24,7 @@ from torch.func import functional_call, vmap
 from ...step import WARMUP_STEPS
 from .. import runfolder
 from ..runlock import RunLock
-from .config import Train
+from .config import ADDED_LATER, Train
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib
 from .faults import FaultError, GuardStatus, is_out_of_memory
@@ -82,6 +82,12 @@ def check_configs(configs: Sequence[Train]) -> None:
         raise ValueError(f"ensembles are for classification, but --model is {first.model}")
     if first.fsdp or is_distributed():
         raise ValueError("an ensemble trains in a single process: omit --fsdp and torchrun")
+    for name in ("optimizer", "loss", "accumulate", "ema", "patience", "minutes"):
+        if getattr(first, name) != ADDED_LATER[name]:
+            raise ValueError(
+                f"--{name} {getattr(first, name)} is not supported in an ensemble: train the runs "
+                "one by one"
+            )
     for field in fields(Train):
         values = {getattr(config, field.name) for config in configs}
         if len(values) > 1 and field.name not in VARIED:

@@ -58,6 +58,8 @@ class LayerStats:
         finally:
             for handle in handles:
                 handle.remove()
+        if not counts:  # a network of another library, without such layers
+            return {}
         sums = group.sum_(int(counted) * torch.stack(list(counts.values())))
         # tolist() on the stacked tensor waits for the device only once.
         return {name: a / b for name, (a, b) in zip(counts, sums.tolist(), strict=True)}

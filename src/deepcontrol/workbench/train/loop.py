@@ -77,14 +77,33 @@ def train_epochs(run: TrainingRun) -> None:
     run.display.log(run.describe())
     if position.epoch < 0:  # epoch 0 is the network before training
         finish_epoch(run)
+    seconds = 0.0
     while position.epoch < epochs:
+        reason = run.reason_to_stop(seconds)
+        if reason is not None:
+            stop_early(run, reason)
+            return
+        started = time.perf_counter()
         train_epoch(run)
         finish_epoch(run)
         if run.saves_after(position.epoch):
             save(run, is_best=position.best_epoch == position.epoch)
+        seconds = time.perf_counter() - started
     run.writer.wait()
     run.check_lock()
     run.display.log(f"finished {epochs} epoch{'s' * (epochs > 1)}: {run.config.out}")
+
+
+def stop_early(run: TrainingRun, reason: str) -> None:
+    """Save the run before its last epoch, and say why it ends."""
+    epoch = run.position.epoch
+    if not run.saves_after(epoch):
+        save(run)
+    run.writer.wait()
+    run.display.log(
+        f"stopped after epoch {epoch} of {run.config.epochs}: {reason}. The best checkpoint is of "
+        f"epoch {run.position.best_epoch}. Run the same command to continue: {run.config.out}"
+    )
 
 
 def train_epoch(run: TrainingRun) -> None:
@@ -96,7 +115,7 @@ def train_epoch(run: TrainingRun) -> None:
     for batch in run.train.epoch(epoch, start=position.step):
         images = images_in_batch(run.train, position.step)
         run.set_lr()
-        loss = run.step(batch.images, *run.targets(batch, images))
+        loss = run.step(batch.images, *run.targets(batch, images, config.accumulate))
         run.loss_sum += loss.double() * images
         position.step += 1
         position.images += images
@@ -122,6 +141,8 @@ def finish_epoch(run: TrainingRun) -> None:
     """Evaluate, write the epoch's records and pictures, and go to the next epoch."""
     started = time.perf_counter()
     run.group.broadcast_buffers_(run.model)
+    if run.average is not None:
+        run.average.copy_buffers()
     try:
         matrix, val_loss = _evaluate(run)
     except NotFiniteError:
@@ -130,7 +151,7 @@ def finish_epoch(run: TrainingRun) -> None:
     epoch = run.position.epoch + 1
     sheet = None
     if epoch in run.config.sample_epochs:
-        sheet = sample_sheet(run.model, run.val, run.step.autocast, run.config.window)
+        sheet = sample_sheet(run.evaluated, run.val, run.step.autocast, run.config.window)
     metrics = _metrics(run, epoch, val_loss, matrix, started)
     if run.group.is_main:
         run.check_lock()
@@ -148,7 +169,8 @@ def save(run: TrainingRun, is_best: bool = False) -> None:
     """Copy the run's state and start writing it as a checkpoint."""
     raise_if_not_finite(run)
     run.position.loss_sum = float(run.loss_sum)
-    checkpoint = snapshot(run.model, run.optimizer, run.position, run.group)
+    more = None if run.average is None else {"average": run.average.state()}
+    checkpoint = snapshot(run.evaluated, run.optimizer, run.position, run.group, more)
     if run.group.is_main:
         run.check_lock()
         run.writer.save(checkpoint, is_best)
@@ -184,7 +206,7 @@ def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float]:
         run.display.advance(done)
         run.stop_if_asked()
 
-    matrix = evaluate(run.model, run.val, run.step.autocast, after_batch, run.config.window)
+    matrix = evaluate(run.evaluated, run.val, run.step.autocast, after_batch, run.config.window)
     return matrix, float(loss_sum) / len(run.val.cache)
 
 
@@ -192,7 +214,7 @@ def _layer_stats(run: TrainingRun) -> dict[str, Any]:
     """Compute the layers' statistics on the first window of the first validation batch."""
     images = split_windows(next(iter(run.val.epoch())).images, run.config.window)[0]
     has_images = run.group.rank < min(run.val.batch_size, len(run.val.cache))
-    with evaluating(run.model, run.group.device, run.step.autocast):
+    with evaluating(run.evaluated, run.group.device, run.step.autocast):
         return run.layer_stats.compute(images, run.group, has_images)
 
 

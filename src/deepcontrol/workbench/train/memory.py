@@ -56,5 +56,7 @@ def step_bytes(
 
 
 def state_bytes(config: Train, parameters: int, processes: int = 1) -> float:
-    """Return the bytes of parameters, gradients and momentum in one process."""
-    return parameters * 4 * (3 if config.momentum else 2) / (processes if config.fsdp else 1)
+    """Return the bytes of parameters, gradients, optimizer and moving average in one process."""
+    copies = 2 + (2 if config.optimizer == "adamw" else config.momentum > 0)
+    copies += config.ema is not None
+    return parameters * 4 * copies / (processes if config.fsdp else 1)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..data import VOID, Batches, ClassificationBatches, Task
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..data.inspect import colored
+from ..data.survey import as_rgb
 from ..output import replacing
 from ..sizes import Size
 from .class_sheet import class_sheet
@@ -213,7 +214,7 @@ def _sample_row(
     image: Tensor, labels: Tensor, predicted: Tensor, batches: Batches
 ) -> NDArray[np.uint8]:
     pixels = (image.permute(1, 2, 0).float() * PIXEL_STD + PIXEL_MEAN).round().clamp(0, 255)
-    shown = pixels.to(torch.uint8).cpu().numpy()
+    shown = as_rgb(pixels.to(torch.uint8).cpu().numpy())
     truth, guess = labels.cpu().numpy(), predicted.to(torch.uint8).cpu().numpy()
     palette = batches.cache.palette
     return np.hstack(

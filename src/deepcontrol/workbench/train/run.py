@@ -4,6 +4,7 @@ import math
 import platform
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from ... import __version__
 from ...nn import param_groups
 from ...step import TrainingStep
 from .. import records, runfolder
-from ..data import Batch, Batches
+from ..data import Batch, Batches, Source
+from ..data.folder import FolderSource
 from ..json_files import read_bytes
-from ..optim import scheduled_lr, set_lr, sgd
+from ..optim import adamw, scheduled_lr, set_lr, sgd
 from ..runfolder import BEST, CONFIG, LAST, PREVIOUS
 from ..runlock import RunLock, lock
 from .build import (
@@ -40,6 +42,7 @@ from .build import (
 from .checkpoint import CheckpointError, CheckpointWriter, check_config, is_intact, load_last
 from .config import Train, check_unchanged, load_config, save_config
 from .distributed import Group, choose_autocast, describe_machine, shard_
+from .ema import MovingAverage, evaluated_model
 from .faults import Guard, GuardReader
 from .interrupts import Interrupts, Stopped
 from .layer_stats import LayerStats
@@ -60,7 +63,7 @@ class TrainingRun:
     group: Group
     display: Display
     interrupts: Interrupts
-    model: nn.Module  # without DDP's wrapper; saved and evaluated
+    model: nn.Module  # without DDP's wrapper
     optimizer: torch.optim.Optimizer
     step: TrainingStep
     objective: Objective
@@ -72,14 +75,21 @@ class TrainingRun:
     layer_stats: LayerStats
     events: Events | None  # only in the main process
     lock: RunLock | None = None  # only in the main process
+    average: MovingAverage | None = None  # of the weights
 
     def __post_init__(self) -> None:
+        self.started = time.monotonic()
         self.first_step = self.steps_done  # steps done before this process started
         self.lr: float | None = None  # set by a schedule
         self.eval_seconds = 0.0  # duration of the last evaluation, with records and pictures
         self.loss_sum = torch.tensor(
             self.position.loss_sum, dtype=torch.float64, device=self.group.device
         )
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is evaluated and saved: the moving average, if there is one."""
+        return evaluated_model(self.model, self.average)
 
     @property
     def steps_done(self) -> int:
@@ -135,18 +145,40 @@ class TrainingRun:
             f"{device.type} {precision}{processes}; {start}"
         )
 
-    def targets(self, batch: Batch, images: int) -> tuple[Tensor, ...]:
+    def targets(self, batch: Batch, images: int, parts: int = 1) -> tuple[Tensor, ...]:
         """Return the loss's arguments after the outputs.
 
         Args:
             batch: This process's part of the batch.
             images: Number of images in the batch over all processes.
+            parts: Parts into which a training step splits it.
         """
         targets = self.objective.targets(batch)
-        if self.group.world_size == 1:
+        parts = min(parts, len(batch.labels))
+        if self.group.world_size == 1 and parts == 1:
             return targets
-        scales = self.group.loss_scales(batch.labels, images, self.objective.ignored_label)
-        return (*targets, scales)
+        ignored = self.objective.ignored_label
+        return (*targets, self.group.loss_scales(batch.labels, images, ignored, parts))
+
+    def reason_to_stop(self, epoch_seconds: float) -> str | None:
+        """Return why the run stops before the next epoch, or None. A collective call.
+
+        Args:
+            epoch_seconds: Duration of the last epoch with its evaluation.
+        """
+        config, position = self.config, self.position
+        since = position.epoch - max(position.best_epoch, 0)
+        if config.patience is not None and position.epoch and since >= config.patience:
+            return (
+                f"the lowest error is {since} epochs old (--patience {config.patience}, epoch "
+                f"{max(position.best_epoch, 0)})"
+            )
+        if config.minutes is not None:
+            elapsed = time.monotonic() - self.started
+            late = position.epoch > 0 and elapsed + epoch_seconds > 60 * config.minutes
+            if self.group.max(int(late)):
+                return f"another epoch would not end within --minutes {config.minutes:g}"
+        return None
 
     def check_lock(self) -> None:
         """Raise LockLostError if the run folder was moved or its lock deleted."""
@@ -251,7 +283,8 @@ def open_run(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     wrapped = _wrap(model, config, group)
     optimizer = build_optimizer(config, model, group)
-    position = _resume(config, model, optimizer, group, display, len(train))
+    average = None if config.ema is None else MovingAverage(model, optimizer, config.ema)
+    position = _resume(config, model, optimizer, group, display, len(train), average)
     guard = Guard(optimizer, group)
     objective = build_objective(config, train.cache, group.device)
     autocast = choose_autocast(config.precision, group.device)
@@ -265,7 +298,9 @@ def open_run(
             clip_grad_norm_(model.parameters(), config.clip_grad_norm)
         return loss
 
-    step = TrainingStep(wrapped, objective.loss, optimizer, engine, autocast, before_update)
+    step = TrainingStep(
+        wrapped, objective.loss, optimizer, engine, autocast, before_update, config.accumulate
+    )
     events, kept = None, b""
     if group.is_main:
         if position is None and is_finished(config.out, (before or config).epochs):
@@ -273,7 +308,8 @@ def open_run(
         machine = describe_machine(group.device, autocast)
         if position is not None and (note := changed_threads(config.out, group.device)):
             display.log(note)
-        save_config(config, derived_values(config, model, train, val, data), about(machine))
+        derived = derived_values(config, model, train, val, data)
+        save_config(config, derived | derived_from_source(sources.train), about(machine))
         epoch = -1 if position is None else position.epoch
         for name in (runfolder.METRICS, runfolder.LAYERS):
             for message in records.truncate_records(config.out / name, epoch):
@@ -298,9 +334,10 @@ def open_run(
             val=val,
             position=Position() if position is None else position,
             writer=writer,
-            layer_stats=LayerStats(model),
+            layer_stats=LayerStats(evaluated_model(model, average)),
             events=events,
             lock=held,
+            average=average,
         )
     finally:
         writer.close()
@@ -313,7 +350,7 @@ def has_schedule(config: Train) -> bool:
     return config.schedule != "constant" or config.warmup_epochs > 0
 
 
-def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.optim.SGD:
+def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.optim.Optimizer:
     """Return the optimizer of a run."""
     parameters: Any = model.parameters()
     if config.weight_decay:
@@ -321,6 +358,8 @@ def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.opti
     lr: float | Tensor = config.learning_rate
     if has_schedule(config) and group.device.type == "cuda" and not config.fsdp:
         lr = torch.tensor(lr, device=group.device)  # a captured step reads it at every replay
+    if config.optimizer == "adamw":
+        return adamw(parameters, lr, on_gpu=group.device.type == "cuda")
     return sgd(parameters, lr, config.momentum, sharded=config.fsdp)
 
 
@@ -372,6 +411,7 @@ def _resume(
     group: Group,
     display: Display,
     steps_per_epoch: int,
+    average: MovingAverage | None,
 ) -> Position | None:
     """Restore the last checkpoint and return its position, or None if there is none."""
     # Only the main process reads it: network file systems may show other machines an older one.
@@ -382,7 +422,9 @@ def _resume(
     checkpoint = group.broadcast(checkpoint)
     if checkpoint is None:
         return None
-    position = restore(checkpoint, model, optimizer, group)
+    position = restore(checkpoint, evaluated_model(model, average), optimizer, group)
+    if average is not None:
+        average.restore(checkpoint.state.get("average"))
     if position.step > steps_per_epoch:  # equal if the run stopped before its evaluation
         raise CheckpointError(
             f"the checkpoint is at step {position.step}, but an epoch has {steps_per_epoch} steps"
@@ -438,7 +480,7 @@ def archive_records(run: Path) -> str:
 
 def derived_values(
     config: Train, model: nn.Module, train: Batches, val: Batches, data: Fingerprints
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """Return the values that config.json holds in addition to the configuration."""
     return {
         "task": config.task,
@@ -452,6 +494,13 @@ def derived_values(
         "val_images": len(val.cache),
         "fingerprints": data,
     }
+
+
+def derived_from_source(source: Source) -> dict[str, Any]:
+    """Return the values that `deepcontrol predict` needs to read images as the source does."""
+    if not isinstance(source, FolderSource) or source.class_file.value_range is None:
+        return {}
+    return {"value_range": list(source.class_file.value_range)}
 
 
 def about(machine: str) -> Mapping[str, Any]:

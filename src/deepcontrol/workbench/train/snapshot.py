@@ -17,6 +17,8 @@ from .checkpoint import FORMAT, Checkpoint, CheckpointError
 from .distributed import Group, is_sharded, shard_like, unshard
 
 BUFFER = "momentum_buffer"  # the only state of SGD
+STEP = "step"  # AdamW counts the steps of each parameter
+ADAMW_BUFFERS = (STEP, "exp_avg", "exp_avg_sq")
 # The CPU generator's state: seed (8 bytes), left (4), seeded (4), next (8), 624 words, ...
 # It holds 624 random words, of which `left` - 1 are unused, from index `next` on.
 GENERATOR_WORDS = 624
@@ -47,17 +49,23 @@ class Position:
 
 
 def snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, position: Position, group: Group
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    position: Position,
+    group: Group,
+    more: dict[str, Any] | None = None,
 ) -> Checkpoint:
     """Copy the state of a run to the CPU, to be written while training continues.
 
-    A collective call: each process has its own RNG state and, with FSDP, its own shards.
+    A collective call: each process has its own RNG state and, with FSDP, its own shards. `more` is
+    added to the state.
     """
     state = {
         "format": FORMAT,
         "position": asdict(position),
         "optimizer": _copy_to_cpu(unshard(optimizer.state_dict()["state"])),
         "rng": group.all_gather(_rng_state(group.device)),
+        **_copy_to_cpu(more or {}),
     }
     checkpoint = Checkpoint(_copy_to_cpu(unshard(model.state_dict())), state)
     if group.device.type == "cuda":
@@ -110,26 +118,39 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[int, Any]) -> None:
+    names = ADAMW_BUFFERS if isinstance(optimizer, torch.optim.AdamW) else (BUFFER,)
     parameters = [p for g in optimizer.param_groups for p in g["params"]]
     restored: dict[int, dict[str, Tensor | None]] = {}
     for index, buffers in state.items():
         if type(index) is not int or not 0 <= index < len(parameters):
             raise ValueError(f"there is no parameter {index!r}")
-        if set(buffers) - {BUFFER}:
+        if set(buffers) - set(names):
             raise ValueError(
-                f"parameter {index} has {sorted(map(str, buffers))}, expected {BUFFER}"
+                f"parameter {index} has {sorted(map(str, buffers))}, expected {', '.join(names)}"
             )
-        value, like = buffers.get(BUFFER), parameters[index]
-        if value is not None and (problem := _mismatch(value, like)):
-            raise ValueError(f"{BUFFER} of parameter {index}: {problem}")
-        restored[index] = {BUFFER: None if value is None else _copy_as(value, like)}
-    # Fused SGD takes the buffers of all parameters of a group, or of none.
-    has_buffer = {i for i, buffers in restored.items() if buffers[BUFFER] is not None}
+        restored[index] = {
+            name: _restored_buffer(index, name, buffers.get(name), parameters[index])
+            for name in names
+        }
+    # Fused optimizers take the buffers of all parameters of a group, or of none.
     trained = {i for i, p in enumerate(parameters) if p.requires_grad}
-    if has_buffer and has_buffer != trained:
-        wrong = sorted(has_buffer ^ trained)
-        raise ValueError(f"expected a {BUFFER} for each trained parameter, not so for {wrong}")
+    for name in names:
+        has_buffer = {i for i, buffers in restored.items() if buffers[name] is not None}
+        if has_buffer and has_buffer != trained:
+            wrong = sorted(has_buffer ^ trained)
+            raise ValueError(f"expected a {name} for each trained parameter, not so for {wrong}")
     optimizer.load_state_dict({**optimizer.state_dict(), "state": restored})
+
+
+def _restored_buffer(index: int, name: str, value: object, like: Tensor) -> Tensor | None:
+    """Return a copy of an optimizer's buffer; raise ValueError if it does not match."""
+    if value is None:
+        return None
+    is_step = name == STEP
+    if problem := _mismatch(value, torch.zeros(()) if is_step else like):
+        raise ValueError(f"{name} of parameter {index}: {problem}")
+    assert isinstance(value, Tensor)
+    return value.clone() if is_step else _copy_as(value, like)
 
 
 def _mismatch(value: object, like: Tensor) -> str:
