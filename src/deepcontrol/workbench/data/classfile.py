@@ -120,7 +120,7 @@ def parse_text(text: str) -> ClassFile:
         if not line or line.startswith("# ") or line == "#":
             continue
         number = r"(\d{1,3})[\s,]+(\d{1,3})[\s,]+(\d{1,3})"
-        if match := re.fullmatch(rf"(.*\S)[\s,:]+{number}", line):
+        if match := re.fullmatch(rf"(.*[^\s,:])[\s,:]+{number}", line):
             entries.append({"name": match[1], "color": [int(match[i]) for i in (2, 3, 4)]})
         elif match := re.fullmatch(rf"{number}[\s,:]+(\S.*)", line):
             entries.append({"name": match[4], "color": [int(match[i]) for i in (1, 2, 3)]})

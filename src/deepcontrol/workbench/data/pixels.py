@@ -319,7 +319,7 @@ def unpack_color(value: int) -> tuple[int, int, int]:
 
 
 def _share(count: int, total: int) -> str:
-    return f"{count:,} pixel{'s' * (count != 1)} ({count / total:.2%})"
+    return f"{count:,} {'pixel' if count == 1 else 'pixels'} ({count / total:.2%})"
 
 
 def _others(count: int, what: str) -> str:

@@ -1,0 +1,148 @@
+"""Images of any bit depth and number of channels; masks of ids and colors."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+from deepcontrol.workbench.data import VOID, DataError
+from deepcontrol.workbench.data.classfile import ClassFile
+from deepcontrol.workbench.data.pixels import decode, read_mask, resize, size_of, to_eight_bit
+
+IDS = ClassFile(("a", "b", "c"), (0, 1, 7), ((0, 0, 0),) * 3, (255,))
+BY_COLOR = ClassFile(("a", "b"), (), ((0, 0, 0), (255, 0, 0)), (), ((255, 255, 255),))
+
+
+@pytest.fixture
+def rgb() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (6, 9, 3)).astype(np.uint8)
+
+
+def read(path: Path, channels: int = 3, value_range: tuple[float, float] | None = None):
+    return to_eight_bit(path, decode(path), channels, value_range)
+
+
+def test_rgb_gray_and_opacity(rgb: np.ndarray, tmp_path: Path) -> None:
+    alpha = np.full((6, 9, 1), 100, np.uint8)
+    Image.fromarray(np.concatenate([rgb, alpha], 2)).save(tmp_path / "a.png")
+    assert (read(tmp_path / "a.png") == rgb).all()
+    assert read(tmp_path / "a.png", 4).shape == (6, 9, 4)
+    Image.fromarray(rgb[..., 0]).save(tmp_path / "g.png")
+    assert (read(tmp_path / "g.png") == rgb[..., :1]).all()
+    assert read(tmp_path / "g.png", 1).shape == (6, 9, 1)
+    gray = read(tmp_path / "a.png", 1)[..., 0]
+    assert np.abs(gray - rgb @ (0.299, 0.587, 0.114)).max() <= 0.5
+
+
+def test_sixteen_bits(tmp_path: Path) -> None:
+    values = np.array([[0, 1000, 4095, 65535]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    assert read(tmp_path / "a.png", 1)[0, :, 0].tolist() == [0, 4, 16, 255]
+    assert read(tmp_path / "a.png", 1, (0, 4095))[0, :, 0].tolist() == [0, 62, 255, 255]
+    np.save(tmp_path / "f.npy", values.astype(np.float32))
+    with pytest.raises(DataError, match=r"float32 need `range: \[lowest, highest\]`"):
+        read(tmp_path / "f.npy", 1)
+    assert read(tmp_path / "f.npy", 1, (0, 4095))[0, 1, 0] == 62
+
+
+@pytest.mark.parametrize("planar", [False, True])
+def test_multichannel_tiff(planar: bool, tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 256, (80, 90, 5)).astype(np.uint8)
+    stored = np.moveaxis(array, 2, 0) if planar else array
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        stored,
+        photometric="minisblack",
+        planarconfig="separate" if planar else "contig",
+    )
+    assert (read(tmp_path / "a.tif", 5) == array).all()
+    assert size_of(tmp_path / "a.tif") == (80, 90)
+    with pytest.raises(DataError, match=r"5 channels, expected 3: pass --channels 5"):
+        read(tmp_path / "a.tif")
+
+
+def test_pages_of_a_tiff_are_channels(rgb: np.ndarray, tmp_path: Path) -> None:
+    first, *others = (Image.fromarray(rgb[..., i]) for i in (0, 1, 2, 0))
+    first.save(tmp_path / "a.tif", save_all=True, append_images=others)
+    assert (read(tmp_path / "a.tif", 4) == rgb[..., [0, 1, 2, 0]]).all()
+
+
+def test_camera_orientation(rgb: np.ndarray, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6  # turned by 90 degrees
+    Image.fromarray(rgb).save(tmp_path / "a.png", exif=exif)
+    assert decode(tmp_path / "a.png").size == size_of(tmp_path / "a.png") == (9, 6)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    for name in ("a.npy", "a.tif", "a.png"):
+        (tmp_path / name).write_bytes(b"no image")
+        with pytest.raises(DataError, match=f"{name}: not a readable"):
+            decode(tmp_path / name)
+        with pytest.raises(DataError, match="no such file"):
+            decode(tmp_path / f"missing-{name}")
+    np.save(tmp_path / "a.npy", np.zeros((2, 2, 2, 2)))
+    with pytest.raises(DataError, match=r"shape \(2, 2, 2, 2\), expected \(H, W\)"):
+        decode(tmp_path / "a.npy")
+
+
+def palette_image(ids: np.ndarray) -> Image.Image:
+    image = Image.fromarray(ids, "L").convert("P")
+    image.putpalette([200, 10, 10] * 256)
+    image.putdata(ids.ravel().tolist())
+    return image
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ids: Image.fromarray(ids),
+        lambda ids: Image.fromarray(ids.astype(np.uint16)),
+        lambda ids: Image.fromarray(ids[..., None].repeat(3, 2)),
+        palette_image,
+    ],
+    ids=["gray", "16 bit", "equal RGB", "palette"],
+)
+def test_masks_of_ids(make: Callable[[np.ndarray], Image.Image], tmp_path: Path) -> None:
+    make(np.array([[0, 1], [7, 255]], np.uint8)).save(tmp_path / "a.png")
+    assert read_mask(tmp_path / "a.png", IDS).tolist() == [[0, 1], [2, VOID]]
+
+
+def test_masks_of_colors(tmp_path: Path) -> None:
+    colors = np.array([[[0, 0, 0], [255, 0, 0]], [[255, 255, 255], [255, 0, 0]]], np.uint8)
+    Image.fromarray(colors).save(tmp_path / "a.png")
+    assert read_mask(tmp_path / "a.png", BY_COLOR).tolist() == [[0, 1], [VOID, 1]]
+
+
+def test_wrong_masks_are_explained(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+
+    def message(image: Image.Image, classes: ClassFile) -> str:
+        image.save(path)
+        with pytest.raises(DataError) as caught:
+            read_mask(path, classes)
+        return str(caught.value).removeprefix(f"{path}: ")
+
+    ids = np.zeros((10, 10), np.uint8)
+    ids[0, :3], ids[1, 0] = 5, 6
+    assert message(Image.fromarray(ids), IDS) == (
+        "value 5 in 3 pixels (3.00%) and 1 other unknown value, expected 0, 1, 7, or 255 to ignore"
+    )
+    assert "color #050505 in 3 pixels (3.00%)" in message(Image.fromarray(ids), BY_COLOR)
+    colors = np.zeros((4, 4, 3), np.uint8)
+    colors[0, 0] = (255, 1, 0)
+    assert "expected #000000, #ff0000, or #ffffff" in message(Image.fromarray(colors), BY_COLOR)
+    assert "a mask of colors, expected one channel of ids" in message(Image.fromarray(colors), IDS)
+    Image.fromarray(ids).save(tmp_path / "a.jpg")
+    with pytest.raises(DataError, match=r"a JPEG mask.*Save masks as PNG"):
+        read_mask(tmp_path / "a.jpg", IDS)
+
+
+def test_resize() -> None:
+    ids = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    assert resize(ids, (2, 2), nearest=True).tolist() == [[5, 7], [13, 15]]
+    assert resize(ids, (8, 8), nearest=True)[::2, ::2].tolist() == ids.tolist()
+    assert resize(np.full((4, 4, 5), 7, np.uint8), (3, 6)).shape == (3, 6, 5)
