@@ -81,7 +81,7 @@ class ExternalNetwork(nn.Module):
         padding = (0, -width % PAD_MULTIPLE, 0, -height % PAD_MULTIPLE)
         padded = functional.pad(images, padding, mode="replicate")
         logits = logits_of(self.network(padded))
-        if logits.shape[2:] != padded.shape[2:]:
+        if logits.dim() == 4 and logits.shape[2:] != padded.shape[2:]:
             logits = functional.interpolate(logits, size=padded.shape[2:], mode="bilinear")
         return logits[..., :height, :width]
 

@@ -152,8 +152,8 @@ class Group:
             pieces = labels.tensor_split(parts)
             own = torch.stack([(piece != ignored_label).sum() for piece in pieces]).double()
             total = self.sum_(own.sum()).clamp(min=1)
-            lengths = [len(piece) * (own_samples > 0) / images for piece in pieces]
-            shares = to_device(lengths, labels.device).double()
+            lengths = [len(piece) * (own_samples > 0) for piece in pieces]
+            shares = to_device(lengths, labels.device).double() / images
             return self.world_size * torch.stack([own / total, shares], 1)
         own = (labels != ignored_label).sum().double()
         total = self.sum_(own.clone()).clamp(min=1)

@@ -164,7 +164,8 @@ class TrainingRun:
         """Return why the run stops before the next epoch, or None. A collective call.
 
         Args:
-            epoch_seconds: Duration of the last epoch with its evaluation.
+            epoch_seconds: Duration of the last epoch with its evaluation; 0 before the first one of
+                this process, which is always trained.
         """
         config, position = self.config, self.position
         since = position.epoch - max(position.best_epoch, 0)
@@ -175,7 +176,7 @@ class TrainingRun:
             )
         if config.minutes is not None:
             elapsed = time.monotonic() - self.started
-            late = position.epoch > 0 and elapsed + epoch_seconds > 60 * config.minutes
+            late = epoch_seconds > 0 and elapsed + epoch_seconds > 60 * config.minutes
             if self.group.max(int(late)):
                 return f"another epoch would not end within --minutes {config.minutes:g}"
         return None
