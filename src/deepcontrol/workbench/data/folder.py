@@ -306,7 +306,7 @@ def find_files(
         files, faults = pair_files(root / "train")
         parts = split_by_hash(files, val_fraction)
     if not faults:
-        faults = [_empty_split(root, split, parts, val_fraction) for split in SPLITS
+        faults = [_empty_split(root, split, parts) for split in SPLITS
                   if not parts[split]]  # fmt: skip
     return parts, faults
 
@@ -344,11 +344,16 @@ def pair_files(folder: Path) -> tuple[list[Files], list[DataError]]:
 
 
 def split_by_hash(files: Sequence[Files], fraction: float) -> dict[str, list[Files]]:
-    """Split files by a hash of the image's name, so that new files do not move others."""
-    parts: dict[str, list[Files]] = {split: [] for split in SPLITS}
-    for own in files:
-        parts["val" if _hash(own.image.stem) < fraction else "train"].append(own)
-    return parts
+    """Split files by a hash of the image's name, so that new files do not move others.
+
+    Of two or more files, each split has at least one.
+    """
+    by_hash = sorted(files, key=lambda own: _hash(own.image.stem))
+    count = sum(_hash(own.image.stem) < fraction for own in files)
+    if len(files) > 1:
+        count = min(max(count, 1), len(files) - 1)
+    val = set(by_hash[:count])
+    return {"train": [f for f in files if f not in val], "val": [f for f in files if f in val]}
 
 
 def more_faults(faults: Sequence[DataError]) -> DataError:
@@ -365,18 +370,11 @@ def _hash(stem: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def _empty_split(
-    root: Path, split: str, parts: dict[str, list[Files]], fraction: float
-) -> DataError:
-    count = sum(map(len, parts.values()))
-    if (root / split / IMAGES).is_dir() and (root / "val" / IMAGES).is_dir():
+def _empty_split(root: Path, split: str, parts: dict[str, list[Files]]) -> DataError:
+    if (root / "val" / IMAGES).is_dir():
         return DataError(root / split / IMAGES, "no images in this folder")
-    advice = "a larger --val-fraction" if split == "val" else "a smaller --val-fraction"
-    return DataError(
-        root,
-        f"none of {count} images is in the split {split} with --val-fraction {fraction:g}: add "
-        f"images, pass {advice}, or create train/ and val/",
-    )
+    count = sum(map(len, parts.values()))
+    return DataError(root, f"{count} image, expected at least one for train and one for val")
 
 
 def _mask_folder(folder: Path) -> Path | None:

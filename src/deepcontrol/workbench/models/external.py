@@ -187,15 +187,15 @@ def _create(name: str, classes: int, in_channels: int, pretrained: bool) -> nn.M
 
 def _library(origin: str) -> Any:
     package = PACKAGES[origin]
+    install = f"pip install {package.replace('_', '-')}"
     try:
         return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != package:
-            raise
+    except ModuleNotFoundError:
+        raise ValueError(f"{origin}: needs {package}, which is not installed: {install}") from None
+    except (ImportError, RuntimeError, OSError) as error:  # built for another version of torch
         raise ValueError(
-            f"{origin}: networks need {package}, which is not installed: pip install "
-            f"{package.replace('_', '-')}"
-        ) from None
+            f"{origin}: needs {package}, which cannot be imported ({error}): {install} --upgrade"
+        ) from error
 
 
 def _create_timm(own: str, classes: int, in_channels: int, pretrained: bool) -> nn.Module:

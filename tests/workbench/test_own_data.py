@@ -1,0 +1,164 @@
+"""The path of a new user: a folder of images, a trained network, predictions, an exported file."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.data.folder import fit_image
+from deepcontrol.workbench.models import unet
+from deepcontrol.workbench.predict import load_network
+from deepcontrol.workbench.predict.fitted import enlarge_labels
+from tests.workbench.own_data import draw, make_folder
+from tests.workbench.train.runs import differences, metrics
+
+pytestmark = pytest.mark.usefixtures("_cache", "_shallow")
+
+
+@pytest.fixture
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def _shallow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two levels: exporting five takes half a minute."""
+    monkeypatch.setattr(unet, "WIDTHS", unet.WIDTHS[:2])
+
+
+def train(run: Path, root: Path, *flags: str, model: str = "unet", epochs: int = 5) -> int:
+    shared = [
+        "--data",
+        "folder",
+        "--device",
+        "cpu",
+        "--size",
+        "32x48",
+        "--batch-size",
+        "2",
+        "--sample-epochs",
+        "1",
+    ]
+    places = ["--data-root", str(root), "--out", str(run), "--model", model]
+    return main(["train", *shared, *places, "--epochs", str(epochs), *flags])
+
+
+def test_from_a_folder_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, run = make_folder(tmp_path / "own", count=16), tmp_path / "run"
+    (root / "classes.yaml").unlink()
+    assert main(["data", "init", str(root)]) == 0
+    assert train(run, root) == 0
+    assert metrics(run)[-1]["val_error"] < 0.05
+    with Image.open(run / "samples" / "epoch-0001.png") as sheet:
+        assert sheet.width == 4 * 48
+    assert main(["eval", str(run)]) == 0
+    assert "class 2" in capsys.readouterr().out
+
+    image, ids = draw(99, (75, 61))  # neither the size nor the aspect ratio of the training
+    Image.fromarray(image).save(tmp_path / "new.png")
+    assert main(["predict", str(run), str(tmp_path / "new.png")]) == 0
+    with Image.open(run / "predictions" / "new-labels.png") as labels:
+        assert (np.asarray(labels) == ids).mean() > 0.9
+    assert main(["predict", str(run), str(tmp_path / "new.png"), "--tile", "64x64"]) == 1
+    assert "this run resized its images (--fit resize)" in capsys.readouterr().err
+
+    assert main(["export", str(run), "--to", "exported"]) == 0
+    described = json.loads((run / "export" / "unet.pt2.json").read_text())
+    assert described["input"]["resizing"].startswith("to fit into 32x48")
+    assert described["classes"] == ["background", "class 1", "class 2"]
+
+
+def test_tiles_of_deep_images_with_five_channels(tmp_path: Path) -> None:
+    root, run = tmp_path / "own", tmp_path / "run"
+    for name in ("images", "masks"):
+        (root / name).mkdir(parents=True)
+    for i in range(8):
+        image, ids = draw(i, (40, 56))
+        five = np.concatenate([image, image[..., :2]], 2).astype(np.uint16) * 15
+        tifffile.imwrite(
+            root / "images" / f"{i}.tif", five, photometric="minisblack", planarconfig="contig"
+        )
+        Image.fromarray(ids).save(root / "masks" / f"{i}.png")
+    assert main(["data", "init", str(root)]) == 0
+    assert train(run, root, epochs=1) == 1  # without --channels
+    flags = ("--channels", "5", "--fit", "tile", "--augment", "strong", "--ema", "0.9")
+    assert train(run, root, *flags, epochs=2) == 0
+    network = load_network(run, "best", torch.device("cpu"))
+    assert network.window == (32, 48)
+    assert network.pixels is not None
+    assert network.pixels.value_range is not None
+    assert main(["predict", str(run), str(root / "images")]) == 0
+    with Image.open(run / "predictions" / "3-labels.png") as labels:
+        assert labels.size == (56, 40)
+    assert main(["export", str(run), "--to", "exported", "--fixed-means"]) == 0
+    described = json.loads((run / "export" / "unet-fixed-means.pt2.json").read_text())
+    assert described["input"]["shape"] == ["batch", 5, "height", "width"]
+
+
+def test_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_network.py").write_text(
+        "from torch import nn\n"
+        "def small(classes, in_channels):\n"
+        "    return nn.Sequential(nn.Conv2d(in_channels, 8, 3, padding=1, bias=False),\n"
+        "        nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, classes, 3, padding=1))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    root = make_folder(tmp_path / "own")
+    name = "my_network:small"
+    assert train(tmp_path / "whole", root, model=name, epochs=3) == 0
+    assert train(tmp_path / "run", root, model=name, epochs=1) == 0
+    assert train(tmp_path / "run", root, model=name, epochs=3) == 0
+    assert differences(tmp_path / "run", tmp_path / "whole") == []
+    assert train(tmp_path / "bn", root, "--norm", "bn", model=name, epochs=1) == 0
+    assert train(tmp_path / "dry", root, "--dry-run", model=name) == 0
+    assert main(["predict", str(tmp_path / "run"), str(root / "images" / "01.png")]) == 0
+    assert main(["export", str(tmp_path / "run"), "--to", "exported"]) == 0
+    files = {path.name for path in (tmp_path / "run" / "export").iterdir()}
+    assert files == {"my_network-small.pt2", "my_network-small.pt2.json"}
+
+
+def test_from_a_folder_of_classes_to_a_file(tmp_path: Path) -> None:
+    rng, run = np.random.default_rng(0), tmp_path / "run"
+    for split, count in (("train", 6), ("val", 3)):
+        for label, color in enumerate(("red", "green")):
+            folder = tmp_path / "own" / split / color
+            folder.mkdir(parents=True)
+            for i in range(count):
+                image = rng.integers(0, 100, (40, 40, 3)).astype(np.uint8)
+                image[..., label] += 120
+                Image.fromarray(image).save(folder / f"{i}.png")
+    flags = [
+        "--model",
+        "mlp",
+        "--data",
+        "imagefolder",
+        "--size",
+        "16x16",
+        "--width",
+        "0.05",
+        "--batch-size",
+        "2",
+    ]
+    places = ["--data-root", str(tmp_path / "own"), "--out", str(run), "--device", "cpu"]
+    assert main(["train", *flags, *places, "--epochs", "1", "--optimizer", "adamw"]) == 0
+    assert main(["export", str(run), "--to", "exported"]) == 0
+    described = json.loads((run / "export" / "mlp.pt2.json").read_text())
+    assert described["input"]["shape"] == ["batch", 3, 16, 16]
+    assert described["outputs"][0]["shape"] == ["batch", 2]
+    assert described["check"]["shapes"] == [[1, 3, 16, 16], [3, 3, 16, 16]]
+
+
+def test_labels_are_enlarged_bilinearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(1, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.interpolate(logits, (41, 30), mode="bilinear").argmax(1)[0]
+    for band in (10**9, 100):
+        monkeypatch.setattr("deepcontrol.workbench.predict.fitted._BAND_VALUES", band)
+        assert (enlarge_labels(logits, (41, 30)) == expected.numpy()).all()
+    assert fit_image(np.zeros((3, 9, 1), np.uint8), (6, 6)).shape == (6, 6, 1)
