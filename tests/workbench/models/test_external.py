@@ -90,7 +90,7 @@ def test_other_norms_are_refused() -> None:
         build_external("own_networks:plain", "segmentation", 3, "gn")
     with pytest.raises(ValueError, match="--pretrained is for timm, smp and torchvision"):
         build_external("own_networks:plain", "segmentation", 3, "bn", pretrained=True)
-    with pytest.raises(ValueError, match="no BatchNorm"):
+    with pytest.raises(ValueError, match="has no BatchNorm to convert: train it as it is"):
         build_external("own_networks:no_batchnorm", "segmentation", 3, "agc")
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...convert import to_agc
 from .blocks import Norm
@@ -138,6 +139,10 @@ def build_external(
         network = _create(name, classes, in_channels, pretrained)
         example = torch.randn(2, in_channels, *_padded(size, task))
         if norm == "agc":
+            if not any(isinstance(module, _BatchNorm) for module in network.modules()):
+                raise ValueError(
+                    f"{name} has no BatchNorm to convert: train it as it is with --norm bn"
+                )
             generator = torch.Generator().manual_seed(seed)
             network.eval()  # the example must not change statistics
             network = to_agc(
