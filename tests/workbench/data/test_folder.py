@@ -127,6 +127,9 @@ def test_faults_name_the_file(root: Path, tmp_path: Path) -> None:
     (tmp_path / "other" / "pictures").mkdir(parents=True)
     with pytest.raises(DataError, match="other: has pictures/, expected images/ and masks/"):
         open_folder(tmp_path / "other", "train")
+    shutil.copy(root / "images" / "00.png", tmp_path / "other" / "pictures")
+    with pytest.raises(DataError, match="For a folder per class use --data imagefolder"):
+        open_folder(tmp_path / "other", "train")
 
 
 def test_empty_splits(root: Path) -> None:

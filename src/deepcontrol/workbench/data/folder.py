@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from .classfile import ClassFile, read_class_file
 from .files import fingerprint
+from .imagefolder import is_imagefolder
 from .pixels import PICTURE_SUFFIXES, decode, decode_ids, read_mask, resize, size_of, to_eight_bit
 from .sample import VOID, DataError, Palette, Sample, Size, Task
 
@@ -288,11 +289,12 @@ def find_files(
     if not is_folder(root):
         entries = sorted(p.name + "/" * p.is_dir() for p in root.iterdir())
         has = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "") or "nothing"
+        hint = ". For a folder per class use --data imagefolder" if is_imagefolder(root) else ""
         return {split: [] for split in SPLITS}, [
             DataError(
                 root,
                 f"has {has}, expected images/ and masks/, or train/images/, train/masks/, "
-                "val/images/ and val/masks/",
+                f"val/images/ and val/masks/{hint}",
             )
         ]
     if (root / IMAGES).is_dir():

@@ -18,7 +18,7 @@ from ..imagefile import ImageError, open_header, upright_size
 from ..output import replacing
 from .tiling import Span
 
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".npy", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 OVERLAY_ALPHA = 0.5  # weight of the class color in an overlay
 BYTES_PER_PIXEL = 8  # memory for an image, its labels and its overlay
 _BAND = 512  # rows of an overlay that are blended at a time

@@ -222,12 +222,18 @@ def _search(config: Train, steps: int, device: torch.device, console: Console) -
             config.engine,
             choose_autocast(config.precision, device),
             before_update,
+            config.accumulate,
         )
 
         def batches() -> Iterator[tuple[Tensor, ...]]:
             epochs = (train.epoch(epoch) for epoch in itertools.count(1))
             for batch in itertools.islice(itertools.chain.from_iterable(epochs), steps):
-                yield batch.images, *objective.targets(batch)
+                targets, images = objective.targets(batch), len(batch.labels)
+                parts = min(config.accumulate, images)
+                if parts > 1:
+                    ignored = objective.ignored_label
+                    targets += (group.loss_scales(batch.labels, images, ignored, parts),)
+                yield batch.images, *targets
 
         lrs = [config.learning_rate * factor for factor in FACTORS]
         done = itertools.count(1)
