@@ -71,7 +71,7 @@ def test_no_file_is_written(
     zeros = Target(
         ".pt2",
         None,
-        lambda program, path, outputs: path.write_text("zeros"),
+        lambda program, path, outputs, axes: path.write_text("zeros"),
         lambda path: lambda images: (torch.zeros(len(images), 19, *images.shape[2:]),),
     )
     monkeypatch.setitem(TARGETS, "exported", zeros)
