@@ -74,7 +74,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.sizes",
     },
     f"{W}.errors": {f"{W}.train"},
-    f"{W}.data_init": {f"{W}.data"},
+    f"{W}.data_init": {f"{W}.data", f"{W}.output"},
     f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
     f"{W}.bench": {
         "deepcontrol.nn",

@@ -21,6 +21,7 @@ from .data.survey import (
     suggest_size,
     survey,
 )
+from .output import replacing, write_atomic
 
 SHEET = "contact-sheet.png"
 FAULTS_SHOWN = 20
@@ -69,7 +70,8 @@ def run_init(command: Init, console: Console) -> int:
         _print_findings(found, classes, console)
         sheet = draw_folder_sheet(root, found, classes)
         if sheet is not None:
-            sheet.save(root / SHEET)
+            with replacing(root / SHEET) as file:
+                sheet.save(file, "PNG")
             console.print(f"wrote {escape(str(root / SHEET))}: look at it", soft_wrap=True)
     for fault in faults[:FAULTS_SHOWN]:
         console.print(f"[bold red]fault:[/] {escape(str(fault))}", highlight=False, soft_wrap=True)
@@ -97,7 +99,7 @@ def _classes(command: Init, found: Survey, console: Console) -> tuple[ClassFile,
         return classes, _unknown_values(root, found, classes)
     classes, faults = propose_classes(found)
     text = format_yaml(classes, describe_values(found, classes))
-    (root / YAML).write_text(text, encoding="utf-8")
+    write_atomic(root / YAML, text)
     console.print(f"wrote {escape(str(root / YAML))}: give its classes their names", soft_wrap=True)
     return classes, faults
 

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
+from .. import imagefile
 from .classfile import ClassFile, Range, hex_color
-from .files import open_image
+from .files import native_size, open_image
 from .sample import VOID, DataError, Size
 
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -17,7 +18,6 @@ PICTURE_SUFFIXES = (
 LOSSY_SUFFIXES = (".jpg", ".jpeg")
 MOST_CHANNELS = 64
 _UNKNOWN = 254  # marks mask values without a class; there are at most 254 classes, 0 to 253
-_ORIENTATION = 274  # EXIF tag; from 5 on, height and width are exchanged
 _GRAY = np.array((0.299, 0.587, 0.114))
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I", "F")
 
@@ -63,20 +63,14 @@ def decode(path: Path) -> Pixels:
         array = _decode_tiff(path)
         if array is not None:
             return _checked(path, array)
-    image = ImageOps.exif_transpose(open_image(path))
-    return _from_pillow(image)
+    return _from_pillow(open_image(path))
 
 
 def size_of(path: Path) -> Size:
     """Return the height and width of an image, from its header where possible."""
     suffix = path.suffix.lower()
     if suffix != ".npy" and suffix not in TIFF_SUFFIXES:
-        try:
-            with Image.open(path) as image:
-                turned = image.getexif().get(_ORIENTATION, 1) >= 5
-                return image.size if turned else image.size[::-1]
-        except (OSError, SyntaxError, ValueError):
-            pass  # decode reports it
+        return native_size(path)
     return decode(path).size
 
 
@@ -213,7 +207,7 @@ def _from_pillow(image: Image.Image) -> Pixels:
 def _decode_tiff(path: Path) -> NDArray | None:
     """Decode a TIFF that Pillow does not show as a single image; None if it does."""
     try:
-        with Image.open(path) as image:
+        with imagefile.open_header(path) as image:
             pages = getattr(image, "n_frames", 1)
             if pages == 1:
                 return None
@@ -221,9 +215,9 @@ def _decode_tiff(path: Path) -> NDArray | None:
             for page in range(pages):
                 image.seek(page)
                 frames.append(np.asarray(image))
-    except FileNotFoundError:
-        return None  # open_image reports it
-    except (OSError, SyntaxError, ValueError):
+    except imagefile.ImageError:
+        if not path.is_file():
+            return None  # open_image reports it
         return _read_tifffile(path)
     if any(frame.ndim != 2 or frame.shape != frames[0].shape for frame in frames):
         raise DataError(

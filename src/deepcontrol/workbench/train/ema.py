@@ -1,12 +1,14 @@
 """Exponential moving average of the weights: what is evaluated and saved with --ema."""
 
 import copy
-from typing import Any
+import math
+from typing import Any, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .checkpoint import CheckpointError
+from .snapshot import load_weights
 
 WARMUP = 10  # the first averages are over about a tenth of the steps so far
 
@@ -58,12 +60,19 @@ class MovingAverage:
         Raises:
             CheckpointError: The state is missing or does not match the model.
         """
-        try:
-            weights, steps = state["weights"], state["steps"]  # type: ignore[index]
-            self.trained.load_state_dict(weights)
-            self.steps.copy_(steps)
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint has no valid moving average: {error}") from error
+        weights = state.get("weights") if isinstance(state, dict) else None
+        steps = state.get("steps") if isinstance(state, dict) else None
+        if not isinstance(weights, dict) or not _is_count(steps):
+            raise CheckpointError(
+                "the checkpoint has no valid moving average: expected the trained weights and "
+                "their steps"
+            )
+        load_weights(self.trained, weights)
+        self.steps.copy_(steps)
+
+
+def _is_count(value: object) -> TypeGuard[Tensor]:
+    return type(value) is Tensor and value.dim() == 0 and 0 <= float(value) < math.inf
 
 
 def evaluated_model(model: nn.Module, average: MovingAverage | None) -> nn.Module:
