@@ -15,6 +15,7 @@ from deepcontrol.workbench.data.folder import fit_image
 from deepcontrol.workbench.models import unet
 from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.predict.fitted import enlarge_labels
+from deepcontrol.workbench.train.config import Train, save_config
 from tests.workbench.own_data import draw, make_folder
 from tests.workbench.train.runs import differences, metrics
 
@@ -118,10 +119,39 @@ def test_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert differences(tmp_path / "run", tmp_path / "whole") == []
     assert train(tmp_path / "bn", root, "--norm", "bn", model=name, epochs=1) == 0
     assert train(tmp_path / "dry", root, "--dry-run", model=name) == 0
-    assert main(["predict", str(tmp_path / "run"), str(root / "images" / "01.png")]) == 0
-    assert main(["export", str(tmp_path / "run"), "--to", "exported"]) == 0
+    run, allowed = str(tmp_path / "run"), ["--model", name]
+    assert main(["eval", run, *allowed]) == 0
+    assert main(["predict", run, str(root / "images" / "01.png"), *allowed]) == 0
+    assert main(["export", run, "--to", "exported", *allowed]) == 0
     files = {path.name for path in (tmp_path / "run" / "export").iterdir()}
     assert files == {"my_network-small.pt2", "my_network-small.pt2.json"}
+
+
+@pytest.mark.parametrize("data", ["folder", "imagefolder"])
+def test_a_run_folder_cannot_name_code_to_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    data: str,
+) -> None:
+    """A run folder may come from others, and its config.json names the network."""
+    (tmp_path / "hostile.py").write_text("raise SystemExit('the code of a run folder has run')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    root, run = make_folder(tmp_path / "own"), tmp_path / "run"
+    config = Train(out=run, data=data, data_root=root, model="hostile:build", size=(32, 48))
+    derived = {"classes": ["a", "b", "c"], "colors": [[0, 0, 0]] * 3, "image_size": [32, 48]}
+    run.mkdir()
+    save_config(config, derived, {})
+    for words in (
+        ["eval", str(run)],
+        ["predict", str(run), str(root / "images")],
+        ["export", str(run)],
+        ["train", "--out", str(run)],
+    ):
+        assert main(words) == 1, words
+        said = " ".join(capsys.readouterr().err.split())
+        assert "Pass --model hostile:build if you trust it" in said, words
 
 
 def test_from_a_folder_of_classes_to_a_file(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from .study.command import run_reproduce
 from .study.settings import Reproduce
 from .terminal import SafeConsole
 from .train.commands import Eval, TrainCommand, run_eval, run_train
-from .train.config import load_config
+from .train.config import check_code, load_config
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,10 @@ def parse(args: list[str]) -> object:
     shared: dict[str, Any] = {"prog": f"deepcontrol {name}", "config": CONFIGURATION}
     if name == "train" and (run := _run_folder(flags)) is not None and (run / CONFIG).exists():
         before = TrainCommand(**vars(load_config(run)[0]))
-        return helptext.parse(TrainCommand, flags, before, **shared)
+        command = helptext.parse(TrainCommand, flags, before, **shared)
+        given = any(flag.partition("=")[0] == "--model" for flag in flags)
+        check_code(command, run, command.model if given else None)
+        return command
     return helptext.parse(COMMANDS[name][0], flags, **shared)
 
 

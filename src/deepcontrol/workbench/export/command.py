@@ -93,6 +93,9 @@ class Export:
         Path | None, tyro.conf.arg(help_behavior_hint="(default: the folder used in training)")
     ] = None
     """Dataset folder for --fixed-means and --int8."""
+    model: Annotated[str | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Needed only if the run's network is a function of your own (module:function): its name, which
+    allows its code to run."""
 
 
 def run_export(command: Export, console: Console) -> int:
@@ -106,7 +109,7 @@ def run_export(command: Export, console: Console) -> int:
     _check_options(command, config)
     if target.extra is not None:
         require(f"--to {command.to}", target.extra)
-    network = load_network(command.run, command.checkpoint, torch.device("cpu"))
+    network = load_network(command.run, command.checkpoint, torch.device("cpu"), command.model)
     fixed = (command.size or config.image_size) if target.fixed_size else None
     sizes = sizes_of(network.model, fixed, config.image_size)
     height, width = config.image_size

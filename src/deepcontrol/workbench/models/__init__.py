@@ -6,7 +6,7 @@ from torch import nn
 
 from .blocks import NORMS, Norm, is_agc, scaled
 from .classnet import ClassNet
-from .external import ExternalNetwork, build_external, external_task, is_external
+from .external import ExternalNetwork, build_external, external_task, is_code, is_external
 from .mlp import MLP
 from .resnet import CifarResNet, ResNet18, ResNet50
 from .segnet import SegNet
@@ -36,6 +36,7 @@ __all__ = [
     "build_external",
     "external_task",
     "is_agc",
+    "is_code",
     "is_external",
     "task_of",
 ]

@@ -33,6 +33,15 @@ def is_external(name: str) -> bool:
     return ":" in name
 
 
+def is_code(name: str) -> bool:
+    """Return whether a network's name is a function of any module, which building it calls.
+
+    >>> is_code("my_models:build"), is_code("timm:resnet18")
+    (True, False)
+    """
+    return is_external(name) and name.partition(":")[0] not in PACKAGES
+
+
 def external_task(name: str) -> Task | None:
     """Return the task of a network by its name; None if it depends on the data.
 

@@ -21,7 +21,7 @@ from ..output import write_atomic
 from ..terminal import printable
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
-from ..train.config import load_config
+from ..train.config import check_code, load_config
 from ..train.faults import check_weights
 from ..train.snapshot import load_weights
 from .images import ImageFile, images_in
@@ -52,13 +52,22 @@ class Prediction(NamedTuple):
     probabilities: list[float]  # by class
 
 
-def load_classifier(run: Path, checkpoint: str, device: torch.device) -> Classifier:
+def load_classifier(
+    run: Path, checkpoint: str, device: torch.device, model_name: str | None = None
+) -> Classifier:
     """Load the network of a classification run in eval mode.
 
+    Args:
+        run: Run folder.
+        checkpoint: "best" or "last".
+        device: Where the network runs.
+        model_name: The run's --model, to allow its code to run if it is a function of any module.
+
     Raises:
-        ValueError: The folder is not a run folder, or has no such checkpoint.
+        ValueError: The folder is not a run folder, has no such checkpoint, or needs model_name.
     """
     config, derived = load_config(run)
+    check_code(config, run, model_name)
     names = derived.get("classes")
     if not isinstance(names, list) or not names:
         raise ValueError(f"{run / 'config.json'}: expected a list of classes, got {names!r}")

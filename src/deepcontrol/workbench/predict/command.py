@@ -19,7 +19,7 @@ from ..data.sample import Palette
 from ..sizes import Size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
-from ..train.config import load_config
+from ..train.config import check_code, load_config
 from ..train.distributed import choose_device
 from ..train.faults import check_weights, is_out_of_memory
 from ..train.snapshot import load_weights
@@ -84,6 +84,9 @@ class Predict:
     """Checkpoint to load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device. auto uses a GPU if available."""
+    model: Annotated[str | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Needed only if the run's network is a function of your own (module:function): its name, which
+    allows its code to run."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +122,23 @@ class Network:
         return bytes_per_pixel(self.model, self.total_stride)
 
 
-def load_network(run: Path, checkpoint: str, device: torch.device) -> Network:
+def load_network(
+    run: Path, checkpoint: str, device: torch.device, model_name: str | None = None
+) -> Network:
     """Load the `best` or the `last` checkpoint of a run folder, in eval mode.
 
+    Args:
+        run: Run folder.
+        checkpoint: "best" or "last".
+        device: Where the network runs.
+        model_name: The run's --model, to allow its code to run if it is a function of any module.
+
     Raises:
-        ValueError: The folder is not a run folder, has no such checkpoint, or has invalid classes.
+        ValueError: The folder is not a run folder, has no such checkpoint, has invalid classes, or
+            needs model_name.
     """
     config, derived = load_config(run)
+    check_code(config, run, model_name)
     try:
         classes, palette = _classes(derived)
         model = build_model(config, len(classes))
@@ -169,10 +182,10 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
     if load_config(command.run)[0].task == "classification":
         if command.tile is not None:
             raise ValueError("--tile is for segmentation: this run classifies whole images")
-        classifier = load_classifier(command.run, command.checkpoint, device)
+        classifier = load_classifier(command.run, command.checkpoint, device, command.model)
         return classify(classifier, command.images, out, console, errors)
     jobs = find_jobs(command.images, out)
-    network = load_network(command.run, command.checkpoint, device)
+    network = load_network(command.run, command.checkpoint, device, command.model)
     if command.tile is not None:
         network = _without_windows(network)
     failed = 0

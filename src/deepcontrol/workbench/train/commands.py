@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import tyro
@@ -17,7 +17,7 @@ from ..data import prepare
 from ..runfolder import CONFIG
 from .build import build_model, build_network, evaluation_batches, open_sources, open_split
 from .checkpoint import load_of_run
-from .config import Train, check_unchanged, load_config
+from .config import Train, check_code, check_unchanged, load_config
 from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .evaluate import evaluate
 from .find_lr import run_find_lr
@@ -60,6 +60,9 @@ class Eval:
     """Use only the first N validation images. None: the limit of the run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device. auto uses a GPU if there is one."""
+    model: Annotated[str | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """Needed only if the run's network is a function of your own (module:function): its name, which
+    allows its code to run."""
 
 
 # train
@@ -176,6 +179,7 @@ def _schedule_text(config: Train) -> str:
 def run_eval(command: Eval, console: Console) -> int:
     """Evaluate a checkpoint and print its errors. Return the exit code."""
     config, _ = load_config(command.run)
+    check_code(config, command.run, command.model)
     for name in ("data_root", "val_limit"):
         if getattr(command, name) is not None:
             config = replace(config, **{name: getattr(command, name)})

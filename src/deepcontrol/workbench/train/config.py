@@ -12,7 +12,7 @@ from ...step import Engine
 from ..data import DEFAULT_SIZES, DataName, Fit, FolderOptions, Task, channels_of, data_task
 from ..json_files import MAX_INT, write_json
 from ..losses import LossName
-from ..models import Norm, external_task, is_agc, is_external, task_of
+from ..models import Norm, external_task, is_agc, is_code, is_external, task_of
 from ..optim import HIGHEST_MOMENTUM, OptimizerName, Schedule, default_lr
 from ..runfolder import CONFIG, read_config
 from ..sizes import Size
@@ -348,6 +348,27 @@ class Train:
 
 class ConfigChangedError(ValueError):
     """A run cannot be resumed with another configuration or other data."""
+
+
+def check_code(config: Train, run: Path, confirmed: str | None) -> None:
+    """Refuse to build a network of a run folder that is a function of any module.
+
+    Building it imports the module and calls the function. A run folder may come from others, so
+    the user has to name the function.
+
+    Args:
+        config: The configuration of the run folder.
+        run: The run folder.
+        confirmed: The --model that the user has given, or None.
+
+    Raises:
+        ValueError: The user has not named it.
+    """
+    if is_code(config.model) and confirmed != config.model:
+        raise ValueError(
+            f"the network of {run} is {config.model}: this command would import that module and "
+            f"call the function. Pass --model {config.model} if you trust it"
+        )
 
 
 def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
