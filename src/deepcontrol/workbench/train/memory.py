@@ -22,7 +22,7 @@ def check_memory(config: Train, source: Source, device: torch.device, processes:
     The estimate is a lower bound: parameters, their gradients and momentum, and the tensors saved
     for the backward. A run that passes may still run out of memory.
     """
-    images = -(-min(config.batch_size, len(source)) // processes)
+    images = -(-min(config.batch_size, len(source)) // (processes * config.accumulate))
     if images * math.prod(config.image_size) * config.width < MIN_PIXELS:
         return
     total = total_memory(device)
@@ -47,7 +47,7 @@ def step_bytes(
     The network runs on the meta device, which has shapes only.
     """
     with torch.device("meta"):
-        model = build_network(config, classes)
+        model = build_network(config, classes).to("meta")  # others' networks are on the CPU
     state = state_bytes(config, sum(p.numel() for p in model.parameters()), processes)
     dtype = choose_autocast(config.precision, device) or torch.float32
     shape = (images, config.in_channels, *config.image_size)
