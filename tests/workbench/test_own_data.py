@@ -15,12 +15,8 @@ from deepcontrol.workbench.data.folder import fit_image
 from deepcontrol.workbench.models import unet
 from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.predict.fitted import enlarge_labels
-<<<<<<< HEAD
-from deepcontrol.workbench.train.config import Train, save_config
-=======
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.config import Train, load_config, save_config
 from deepcontrol.workbench.train.memory import step_bytes
->>>>>>> owndata
 from tests.workbench.own_data import draw, make_folder
 from tests.workbench.train.runs import differences, metrics
 
@@ -124,17 +120,12 @@ def test_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert differences(tmp_path / "run", tmp_path / "whole") == []
     assert train(tmp_path / "bn", root, "--norm", "bn", model=name, epochs=1) == 0
     assert train(tmp_path / "dry", root, "--dry-run", model=name) == 0
-<<<<<<< HEAD
     run, allowed = str(tmp_path / "run"), ["--model", name]
     assert main(["eval", run, *allowed]) == 0
     assert main(["predict", run, str(root / "images" / "01.png"), *allowed]) == 0
     assert main(["export", run, "--to", "exported", *allowed]) == 0
-=======
-    assert main(["predict", str(tmp_path / "run"), str(root / "images" / "01.png")]) == 0
-    assert main(["export", str(tmp_path / "run"), "--to", "exported"]) == 0
     config, _ = load_config(tmp_path / "run")
     assert step_bytes(config, 3, 8, torch.device("cpu")) > 8 * 8 * 32 * 48 * 4  # one map at least
->>>>>>> owndata
     files = {path.name for path in (tmp_path / "run" / "export").iterdir()}
     assert files == {"my_network-small.pt2", "my_network-small.pt2.json"}
 
