@@ -144,7 +144,7 @@ def test_time_limit_and_report(
 ) -> None:
     out = tmp_path / "bench.csv"
     assert main([*TINY, str(out), "--report"]) == 1
-    assert main([*TINY, str(out), "--minutes", "-1"]) == 0
+    assert main([*TINY, str(out), "--minutes", "0"]) == 0
     assert not measured
     assert not out.exists()
     assert main([*TINY, str(out)]) == 0

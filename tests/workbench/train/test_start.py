@@ -63,7 +63,7 @@ def test_failed_start_leaves_the_folder_free(
     train_here(run, epochs=1)
     capsys.readouterr()
     assert main(command(run, momentum="0.5")) == 1
-    assert "--momentum 0.9 -> 0.5" in capsys.readouterr().err
+    assert "--momentum was 0.9, now 0.5" in capsys.readouterr().err
     assert load_config(run)[0].momentum == 0.9
 
 
