@@ -18,10 +18,10 @@ import torch
 
 from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Batches, open_source, prepare
+from deepcontrol.workbench.folders.records import read_records
+from deepcontrol.workbench.folders.runfolder import METRICS
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.records import read_records
-from deepcontrol.workbench.runfolder import METRICS
 from deepcontrol.workbench.train.config import load_config
 from deepcontrol.workbench.train.evaluate import evaluating, predict
 

@@ -19,10 +19,10 @@ import torch
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batch, Batches, Cache, prepare
+from deepcontrol.workbench.folders.records import read_records
+from deepcontrol.workbench.folders.runfolder import METRICS
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.records import read_records
-from deepcontrol.workbench.runfolder import METRICS
 from deepcontrol.workbench.train.build import build_objective, open_sources
 from deepcontrol.workbench.train.config import Train, load_config
 from deepcontrol.workbench.train.evaluate import evaluate

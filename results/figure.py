@@ -25,8 +25,8 @@ from performance import NAMES, ROOT, Step, find, read_steps
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from deepcontrol.workbench.runfolder import read_run
-from deepcontrol.workbench.studyfolder import Series, read_study
+from deepcontrol.workbench.folders.runfolder import read_run
+from deepcontrol.workbench.folders.studyfolder import Series, read_study
 
 PICTURE = ROOT / "docs" / "overview.png"
 RUNS = ROOT / "results" / "camvid" / "runs"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from deepcontrol.workbench.folders.studyfolder import Measurement, Study, read_study
 from deepcontrol.workbench.report.text import (
     counts_text,
     finished_text,
@@ -18,7 +19,6 @@ from deepcontrol.workbench.report.text import (
     protocol_text,
     verdict_table,
 )
-from deepcontrol.workbench.studyfolder import Measurement, Study, read_study
 
 ROOT = Path(__file__).parents[1]
 STUDY = "results/camvid"

@@ -27,11 +27,11 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from deepcontrol.workbench import output, records, runfolder
-from deepcontrol.workbench.json_files import parse_json, write_json
+from deepcontrol.workbench.folders import output, records, runfolder
+from deepcontrol.workbench.folders.json_files import parse_json, write_json
+from deepcontrol.workbench.folders.runlock import LockLostError, RunInUseError, lock
+from deepcontrol.workbench.folders.studyfolder import read_study
 from deepcontrol.workbench.optim import sgd
-from deepcontrol.workbench.runlock import LockLostError, RunInUseError, lock
-from deepcontrol.workbench.studyfolder import read_study
 from deepcontrol.workbench.train.checkpoint import (
     Checkpoint,
     CheckpointError,

@@ -18,7 +18,7 @@ def test_campaign_counts_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that ignores checksums must make it fail."""
     unchecked = campaign.damage_file(campaign.flip)
     monkeypatch.setattr(campaign, "CLASSES", {"flipped": unchecked})
-    monkeypatch.setattr("deepcontrol.workbench.json_files._SEALED", None)
+    monkeypatch.setattr("deepcontrol.workbench.folders.json_files._SEALED", None)
     (row,) = campaign.campaign(seed=1, count=60)
     assert row.failures
     assert f"| {len(row.failures)} |" in campaign.table([row])

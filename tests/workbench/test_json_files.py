@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from deepcontrol.workbench import json_files
-from deepcontrol.workbench.json_files import ChecksumError, parse_json, read_json, write_json
+from deepcontrol.workbench.folders import json_files
+from deepcontrol.workbench.folders.json_files import (
+    ChecksumError,
+    parse_json,
+    read_json,
+    write_json,
+)
 
 
 @pytest.mark.parametrize("indent", [1, 2])

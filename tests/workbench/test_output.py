@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench import output
-from deepcontrol.workbench.output import append_text, make_folder, move_file, write_atomic
+from deepcontrol.workbench.folders import output
+from deepcontrol.workbench.folders.output import append_text, make_folder, move_file, write_atomic
 
 
 def write_often(path: Path, text: str, ready: Barrier) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench import records
+from deepcontrol.workbench.folders import records
 
 
 def written(path: Path, epochs: int) -> list[str]:

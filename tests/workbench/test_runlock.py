@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench.runlock import LockLostError, RunInUseError, is_locked, lock
+from deepcontrol.workbench.folders.runlock import LockLostError, RunInUseError, is_locked, lock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from deepcontrol.workbench.runlock import RunInUseError, lock
+from deepcontrol.workbench.folders.runlock import RunInUseError, lock
 try:
     with lock(Path(sys.argv[1])):
         print("mine", flush=True)

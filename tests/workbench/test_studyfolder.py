@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench.studyfolder import (
+from deepcontrol.workbench.folders.studyfolder import (
     Measurement,
     StudyRuns,
     is_study,

@@ -21,10 +21,10 @@ from .data_init import Init, run_init
 from .doctor import Doctor, run_doctor
 from .errors import explain
 from .export import Export, run_export
-from .output import replacing
+from .folders.output import replacing
+from .folders.runfolder import CONFIG
 from .predict import Predict, run_predict
 from .report import Report, run_report
-from .runfolder import CONFIG
 from .sizes import Size
 from .study.command import run_reproduce
 from .study.settings import Reproduce
@@ -68,7 +68,7 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Data:
-    """Check a dataset, or draw its images and labels."""
+    """Set up, check or draw a dataset."""
 
     action: (
         Annotated[Init, tyro.conf.subcommand("init")]
@@ -86,7 +86,7 @@ COMMANDS: dict[str, tuple[type[Any], str]] = {
     "report": (Report, "Write an HTML page about runs or a study."),
     "reproduce": (Reproduce, "Test the claims of the paper."),
     "bench": (Bench, "Measure step time and memory against other norms."),
-    "data": (Data, "Check a dataset, or draw its images and labels."),
+    "data": (Data, "Set up, check or draw a dataset."),
     "doctor": (Doctor, "Show versions and devices, and test the ops."),
 }
 CONFIGURATION = (tyro.conf.OmitSubcommandPrefixes,)

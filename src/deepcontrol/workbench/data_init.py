@@ -21,7 +21,7 @@ from .data.survey import (
     suggest_size,
     survey,
 )
-from .output import replacing, write_atomic
+from .folders.output import replacing, write_atomic
 
 SHEET = "contact-sheet.png"
 FAULTS_SHOWN = 20

@@ -9,6 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from deepcontrol.workbench.folders.runfolder import Run, read_run
+from deepcontrol.workbench.folders.studyfolder import Line, Metric, Panel
 from deepcontrol.workbench.report.figures import (
     COLORS,
     draw_figure,
@@ -20,8 +22,6 @@ from deepcontrol.workbench.report.figures import (
     seeds_text,
 )
 from deepcontrol.workbench.report.layers import STATISTICS, Track, draw_multiples
-from deepcontrol.workbench.runfolder import Run, read_run
-from deepcontrol.workbench.studyfolder import Line, Metric, Panel
 from tests.workbench.report.conftest import make_run
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deepcontrol.workbench.folders.runfolder import read_run, read_runs
 from deepcontrol.workbench.report.layers import departure, track, track_open
 from deepcontrol.workbench.report.summary import differing, in_common, summarize
-from deepcontrol.workbench.runfolder import read_run, read_runs
 from tests.workbench.report.conftest import LAYERS, make_run
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.studyfolder import (
+from deepcontrol.workbench.folders.studyfolder import (
     VERDICTS,
     Cell,
     CheckResult,

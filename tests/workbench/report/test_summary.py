@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.report.figures import draw_final_errors
-from deepcontrol.workbench.report.summary import final_errors, runs_summary, study_summary
-from deepcontrol.workbench.report.text import deciding_values, short_labels
-from deepcontrol.workbench.runfolder import read_run
-from deepcontrol.workbench.studyfolder import (
+from deepcontrol.workbench.folders.runfolder import read_run
+from deepcontrol.workbench.folders.studyfolder import (
     CheckResult,
     ClaimResult,
     Entry,
@@ -23,6 +20,9 @@ from deepcontrol.workbench.studyfolder import (
     read_study,
     write_study,
 )
+from deepcontrol.workbench.report.figures import draw_final_errors
+from deepcontrol.workbench.report.summary import final_errors, runs_summary, study_summary
+from deepcontrol.workbench.report.text import deciding_values, short_labels
 from tests.workbench.report.conftest import make_run
 from tests.workbench.report.test_page import Tags
 from tests.workbench.report.test_study import make_study

@@ -5,10 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.report.figures import draw_sweep
-from deepcontrol.workbench.report.summary import study_summary
-from deepcontrol.workbench.report.text import edges_text, protocol_text, sweep_rows, sweep_table
-from deepcontrol.workbench.studyfolder import (
+from deepcontrol.workbench.folders.studyfolder import (
     Cell,
     Measurement,
     Point,
@@ -18,6 +15,9 @@ from deepcontrol.workbench.studyfolder import (
     read_study,
     write_study,
 )
+from deepcontrol.workbench.report.figures import draw_sweep
+from deepcontrol.workbench.report.summary import study_summary
+from deepcontrol.workbench.report.text import edges_text, protocol_text, sweep_rows, sweep_table
 from tests.workbench.report.test_page import Tags
 from tests.workbench.report.test_study import error, make_study
 

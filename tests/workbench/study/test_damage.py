@@ -11,9 +11,9 @@ import pytest
 
 from deepcontrol.workbench.bench.results import read_rows, write_rows
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.records import format_record, read_records
+from deepcontrol.workbench.folders.records import format_record, read_records
+from deepcontrol.workbench.folders.studyfolder import read_study
 from deepcontrol.workbench.study import command
-from deepcontrol.workbench.studyfolder import read_study
 from tests.workbench.study.tiny import TINY, reproduce
 
 pytestmark = pytest.mark.slow  # every test judges a study and draws its page again

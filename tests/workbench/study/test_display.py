@@ -5,12 +5,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from deepcontrol.workbench.folders.studyfolder import State
 from deepcontrol.workbench.study.claims import CLAIMS, judge
 from deepcontrol.workbench.study.command import Display, verdict_table
 from deepcontrol.workbench.study.jobs import Progress, Queue, plan
 from deepcontrol.workbench.study.rules import Evidence
 from deepcontrol.workbench.study.settings import PRESETS, Reproduce
-from deepcontrol.workbench.studyfolder import State
 
 STATES: tuple[State, ...] = ("done", "diverged", "running", "waiting", "failed")
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from deepcontrol.workbench.folders.studyfolder import Panel
 from deepcontrol.workbench.report.text import measurement_text
 from deepcontrol.workbench.study.arms import agc, bn
 from deepcontrol.workbench.study.claims import CLAIMS
 from deepcontrol.workbench.study.figure import FIGURE_1, FIGURE_2, PanelSpec, figure_2, lr_grid
 from deepcontrol.workbench.study.jobs import Job, plan
 from deepcontrol.workbench.study.settings import PRESETS, Preset
-from deepcontrol.workbench.studyfolder import Panel
 from tests.workbench.study.made_up import curve
 
 

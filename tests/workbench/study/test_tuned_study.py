@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 
 from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.folders.studyfolder import read_study
 from deepcontrol.workbench.study import settings
-from deepcontrol.workbench.studyfolder import read_study
 from tests.workbench.data.classification import write_idx
 
 TINY = replace(

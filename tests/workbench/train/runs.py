@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.cli import main, parse
+from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.train.build import build_data, open_sources
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.commands import TrainCommand

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepcontrol.workbench import output
+from deepcontrol.workbench.folders import output
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.train import checkpoint as checkpoint_module
 from deepcontrol.workbench.train.checkpoint import (

@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deepcontrol import AGCConv2d, AGCLinear
 from deepcontrol.nn.init import CENTERING_GAIN
-from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import NO_CLASS, Batch, CropFlip
+from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.models import MODELS
 from deepcontrol.workbench.optim import scheduled_lr
 from deepcontrol.workbench.train.build import (

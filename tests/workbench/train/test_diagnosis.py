@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.streets import Streets
+from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.models import SegNet
 from deepcontrol.workbench.train import checkpoint as checkpoint_module
 from deepcontrol.workbench.train.checkpoint import Checkpoint, CheckpointWriter, load

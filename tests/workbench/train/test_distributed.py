@@ -13,8 +13,8 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.data import VOID, Batch
+from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.train.build import Objective, build_data, build_model, open_sources
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.config import load_config

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from deepcontrol.workbench import records, runfolder, runlock
+from deepcontrol.workbench.folders import records, runfolder, runlock
 from deepcontrol.workbench.models import NORMS
 from deepcontrol.workbench.optim import set_lr
 from deepcontrol.workbench.study.arms import Arm

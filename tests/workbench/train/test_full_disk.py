@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from deepcontrol.workbench import cli, output, records, runfolder
+from deepcontrol.workbench import cli
 from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.folders import output, records, runfolder
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.progress import Events

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deepcontrol.workbench import records, runfolder
 from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import run as run_module
 from deepcontrol.workbench.train.checkpoint import load

@@ -16,8 +16,8 @@ import torch
 from rich import box
 from rich.table import Table
 
+from ..folders.output import open_append, replacing, write_atomic
 from ..hardware import hardware
-from ..output import open_append, replacing, write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

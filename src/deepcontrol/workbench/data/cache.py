@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..folders.json_files import read_json, write_json
+from ..folders.output import open_append, sync
 from ..hardware import total_memory
-from ..json_files import read_json, write_json
-from ..output import open_append, sync
 from .sample import Palette, ReadsAll, Size, Source, Task
 
 FORMAT = 2  # part of the folder name; increase it when the stored content changes

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..json_files import read_json
+from ..folders.json_files import read_json
 from .decoded import Arrays, DecodedFiles, check_labels, check_split
 from .files import native_size, open_image
 from .sample import DataError

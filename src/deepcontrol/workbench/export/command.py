@@ -16,8 +16,8 @@ from rich.table import Table
 from ... import __version__
 from ...convert import calibrate, fold
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
+from ..folders.output import check_writable, move_file, write_atomic
 from ..models import is_agc
-from ..output import check_writable, move_file, write_atomic
 from ..predict import Network, load_network
 from ..sizes import Size
 from ..train.config import Train, load_config

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from ..folders.output import write_atomic
 from ..models import ClassNet
-from ..output import write_atomic
 from ..sizes import Size
 
 INPUT = "images"

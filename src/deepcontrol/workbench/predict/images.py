@@ -14,8 +14,8 @@ from PIL import Image
 from ..data import DataError, Size
 from ..data.files import check_eight_bit, open_image
 from ..data.inspect import colored
+from ..folders.output import replacing
 from ..imagefile import ImageError, open_header, upright_size
-from ..output import replacing
 from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")

@@ -11,8 +11,8 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from ..runfolder import read_runs
-from ..studyfolder import RUNS, StudyRuns, is_study, read_study
+from ..folders.runfolder import read_runs
+from ..folders.studyfolder import RUNS, StudyRuns, is_study, read_study
 
 __all__ = ["Report", "run_report"]
 

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from ..output import replacing, write_atomic
-from ..runfolder import Run
-from ..studyfolder import FIGURES, Line, Measurement, Panel, Sweep
+from ..folders.output import replacing, write_atomic
+from ..folders.runfolder import Run
+from ..folders.studyfolder import FIGURES, Line, Measurement, Panel, Sweep
 from .text import NORM_NAMES
 
 # Style

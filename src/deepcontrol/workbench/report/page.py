@@ -11,9 +11,9 @@ from typing import Any
 
 import jinja2
 
-from ..output import write_atomic
-from ..runfolder import Run
-from ..studyfolder import (
+from ..folders.output import write_atomic
+from ..folders.runfolder import Run
+from ..folders.studyfolder import (
     PAGE,
     VERDICT_TABLE,
     VERDICTS,

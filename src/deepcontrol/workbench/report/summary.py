@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..records import Row
-from ..runfolder import Run, finite_number
-from ..studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns, Sweep
+from ..folders.records import Row
+from ..folders.runfolder import Run, finite_number
+from ..folders.studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns, Sweep
 from .text import (
     DATA_NAMES,
     NORM_NAMES,

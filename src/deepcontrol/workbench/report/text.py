@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ..runfolder import finite_number
-from ..studyfolder import (
+from ..folders.runfolder import finite_number
+from ..folders.studyfolder import (
     FINISHED,
     VERDICTS,
     Cell,

@@ -25,7 +25,7 @@ identical (0.16 and 0.2 points).
 import math
 from dataclasses import dataclass, replace
 
-from ..studyfolder import ClaimResult
+from ..folders.studyfolder import ClaimResult
 from .arms import Arm, Tuned, agc, bn, gn
 from .measures import (
     EARLY,

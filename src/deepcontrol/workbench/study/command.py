@@ -13,9 +13,18 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from ..output import make_folder
+from ..folders.output import make_folder
+from ..folders.studyfolder import (
+    FINISHED,
+    LOGS,
+    RUNS,
+    ClaimResult,
+    State,
+    Study,
+    StudyRuns,
+    read_study,
+)
 from ..report.text import check_found, measurement_line
-from ..studyfolder import FINISHED, LOGS, RUNS, ClaimResult, State, Study, StudyRuns, read_study
 from ..train.build import open_sources
 from ..train.interrupts import interrupts
 from ..train.progress import duration

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from ..json_files import parse_json
-from ..output import make_folder, open_append
+from ..folders.json_files import parse_json
+from ..folders.output import make_folder, open_append
 from ..terminal import SafeConsole
 from ..train.config import Train, from_json, to_json
 from ..train.ensemble import train_ensemble

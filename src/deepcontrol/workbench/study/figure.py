@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from ..studyfolder import Cell, Line, Metric, Panel
+from ..folders.studyfolder import Cell, Line, Metric, Panel
 from .arms import Arm, agc, bn, gn
 from .claims import (
     CLASSNET_AGC,

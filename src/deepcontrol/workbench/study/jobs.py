@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ..models import is_agc
-from ..output import remove_tree
-from ..records import scan_records
-from ..runfolder import (
+from ..folders.output import remove_tree
+from ..folders.records import scan_records
+from ..folders.runfolder import (
     BEST,
     LAST,
     LAYERS,
@@ -23,8 +22,9 @@ from ..runfolder import (
     read_diverged,
     read_run,
 )
-from ..runlock import is_locked
-from ..studyfolder import FINISHED, RUNS, State
+from ..folders.runlock import is_locked
+from ..folders.studyfolder import FINISHED, RUNS, State
+from ..models import is_agc
 from ..train.config import (
     ConfigChangedError,
     Train,

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.results import Row, read_rows, write_rows
-from ..json_files import read_bytes, read_json, write_json
-from ..models import is_agc
-from ..output import make_folder, write_atomic
-from ..records import MAX_FILE_BYTES, format_record
-from ..report.pictures import as_jpeg
-from ..runfolder import (
+from ..folders.json_files import read_bytes, read_json, write_json
+from ..folders.output import make_folder, write_atomic
+from ..folders.records import MAX_FILE_BYTES, format_record
+from ..folders.runfolder import (
     CONFIG,
     DIVERGED,
     LAYERS,
@@ -27,7 +25,7 @@ from ..runfolder import (
     finite_number,
     read_run,
 )
-from ..studyfolder import (
+from ..folders.studyfolder import (
     BENCH,
     FINISHED,
     RUNS,
@@ -37,6 +35,8 @@ from ..studyfolder import (
     read_outline,
     write_study,
 )
+from ..models import is_agc
+from ..report.pictures import as_jpeg
 from .arms import Arm, agc, bn
 from .claims import CLASSNET_AGC, CLASSNET_BN, Claim, judge
 from .figure import FIGURE_1, figure_2, lr_grid

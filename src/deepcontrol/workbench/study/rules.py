@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from scipy.special import stdtrit  # quantiles of Student's t
 
-from ..studyfolder import CheckResult, Measurement, Problem, Verdict
+from ..folders.studyfolder import CheckResult, Measurement, Problem, Verdict
 from .arms import Arm, Tuned
 from .measures import FINAL, Curve, Measure
 

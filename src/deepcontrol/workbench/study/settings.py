@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from ..folders.studyfolder import Protocol
 from ..models import task_of
-from ..studyfolder import Protocol
 from ..train.config import Model, Train
 from .arms import Arm
 from .claims import CLAIMS, Claim

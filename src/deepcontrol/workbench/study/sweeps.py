@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..studyfolder import Cell, Point, Series, Sweep
+from ..folders.studyfolder import Cell, Point, Series, Sweep
 from .arms import Arm, Tuned
 from .measures import FINAL, Curve
 from .rules import choose, measure_arm, measure_contender

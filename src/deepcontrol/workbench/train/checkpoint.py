@@ -30,9 +30,17 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ..json_files import parse_json, parse_object, read_bytes
-from ..output import remove_tree, replacing, sync, write_atomic
-from ..runfolder import BEST, CONFIG, LAST, PREVIOUS, changed_values, parse_config, read_config
+from ..folders.json_files import parse_json, parse_object, read_bytes
+from ..folders.output import remove_tree, replacing, sync, write_atomic
+from ..folders.runfolder import (
+    BEST,
+    CONFIG,
+    LAST,
+    PREVIOUS,
+    changed_values,
+    parse_config,
+    read_config,
+)
 from .config import changeable
 
 FORMAT = 1  # format version of state.pt

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ...nn import saved_bytes
 from ..data import prepare
-from ..runfolder import CONFIG
+from ..folders.runfolder import CONFIG
 from .build import build_model, build_network, evaluation_batches, open_sources, open_split
 from .checkpoint import load_of_run
 from .config import Train, check_code, check_unchanged, load_config

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from ...step import Engine
 from ..data import DEFAULT_SIZES, DataName, Fit, FolderOptions, Task, channels_of, data_task
-from ..json_files import MAX_INT, write_json
+from ..folders.json_files import MAX_INT, write_json
+from ..folders.runfolder import CONFIG, read_config
 from ..losses import LossName
 from ..models import Norm, external_task, is_agc, is_code, is_external, task_of
 from ..optim import HIGHEST_MOMENTUM, OptimizerName, Schedule, default_lr
-from ..runfolder import CONFIG, read_config
 from ..sizes import Size
 
 FORMAT = 1  # format version of config.json

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from ...step import split_batch
-from .. import runfolder
 from ..data import Batch, Batches
+from ..folders import runfolder
 from ..sizes import Size
 from .distributed import peak_mib
 from .evaluate import evaluating, predict

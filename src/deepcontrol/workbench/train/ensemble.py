@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ...step import WARMUP_STEPS
-from .. import runfolder
-from ..runlock import RunLock
+from ..folders import runfolder
+from ..folders.runlock import RunLock
 from .config import ADDED_LATER, Train
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ...step import TrainingStep
+from ..folders.output import replacing
 from ..optim import set_lr
-from ..output import replacing
 from .build import build_data, build_model, build_objective, open_sources, scale_to_images_
 from .config import Train
 from .diagnosis import memory_fault_at_start

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from .. import records, runfolder
 from ..data import Batch
+from ..folders import records, runfolder
+from ..folders.runlock import RunLock
 from ..metrics import ConfusionMatrix
-from ..runlock import RunLock
 from .config import Train
 from .diagnosis import evaluation_fault, memory_fault, memory_fault_at_start, raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, peak_mib, process_group

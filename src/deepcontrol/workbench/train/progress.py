@@ -19,7 +19,7 @@ from ..data import VOID, Batches, ClassificationBatches, Task
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..data.inspect import colored
 from ..data.survey import as_rgb
-from ..output import replacing
+from ..folders.output import replacing
 from ..sizes import Size
 from .class_sheet import class_sheet
 from .evaluate import evaluating, predict

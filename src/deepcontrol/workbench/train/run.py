@@ -19,13 +19,13 @@ from torch.nn.utils import clip_grad_norm_
 from ... import __version__
 from ...nn import param_groups
 from ...step import TrainingStep
-from .. import records, runfolder
 from ..data import Batch, Batches, Source
 from ..data.folder import FolderSource
-from ..json_files import read_bytes
+from ..folders import records, runfolder
+from ..folders.json_files import read_bytes
+from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS
+from ..folders.runlock import RunLock, lock
 from ..optim import adamw, scheduled_lr, set_lr, sgd
-from ..runfolder import BEST, CONFIG, LAST, PREVIOUS
-from ..runlock import RunLock, lock
 from .build import (
     Data,
     Fingerprints,

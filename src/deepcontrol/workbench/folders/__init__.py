@@ -1,0 +1,1 @@
+"""Run folders and study folders: file names, records, checksums, lock. Does not import torch."""
