@@ -322,8 +322,10 @@ class _Values:
         maps = x.detach().transpose(0, 1).flatten(1).float()
         var, mean = torch.var_mean(maps, 1, correction=0)
         like = next((a for a in (norm.running_mean, norm.weight) if a is not None), x)
-        # Dividing nearly constant maps by their deviation would amplify rounding in every layer.
-        var = torch.maximum(var, 0.1 * (var + mean.square()))
+        # Dividing nearly constant maps, or maps far smaller than the others, by their deviation
+        # would amplify rounding in every layer.
+        square = var + mean.square()
+        var = torch.maximum(var, torch.maximum(0.1 * square, square.mean()))
         var = torch.where(var > 1e-8, var, torch.ones_like(var))  # an example of zeros
         norm.running_mean, norm.running_var = mean.to(like), var.to(like)
 
