@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from deepcontrol.workbench.data import DataError, open_source
-from deepcontrol.workbench.data.imagefolder import ImageFolder
+from deepcontrol.workbench.data.imagefolder import ImageFolder, open_imagefolder
 from tests.workbench.data.classification import write_folders
 
 CLASSES = ("bird", "cat", "dog")
@@ -150,3 +150,10 @@ def test_unreadable_images_are_named(split_root: Path) -> None:
     (split_root / "train" / "dog" / "notes.txt").write_text("hello")
     with pytest.raises(DataError, match=r"notes\.txt: not an image"):
         opened(split_root)
+
+
+def test_images_and_masks_are_no_classes(tmp_path: Path) -> None:
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match="which are no classes: use --data folder"):
+        open_imagefolder(tmp_path, "train")

@@ -237,3 +237,8 @@ def test_cosine_schedule_fixes_the_epochs() -> None:
         check_unchanged(replace(before, epochs=20), before)
     constant = classifier(epochs=10, warmup_epochs=2)
     check_unchanged(replace(constant, epochs=20), constant)
+
+
+def test_unet_needs_multiples_of_16() -> None:
+    with pytest.raises(ValueError, match="multiples of 16 for unet, got 100x130: try 96x128"):
+        Train(out=Path("x"), model="unet", size=(100, 130))

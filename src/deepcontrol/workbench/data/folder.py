@@ -153,7 +153,7 @@ def check_same_size(path: Path, mask: NDArray, image_path: Path, image: NDArray)
     (h, w), (own_h, own_w) = image.shape[:2], mask.shape[:2]
     why = ""
     if (own_h, own_w) == (w, h):
-        why = ". The image may have an EXIF orientation that the mask does not have"
+        why = ". Is one of them turned by 90 degrees?"
     raise DataError(path, f"{own_h}x{own_w} for an image of {h}x{w} ({image_path.name}){why}")
 
 
@@ -285,7 +285,8 @@ def find_files(
 ) -> tuple[dict[str, list[Files]], list[DataError]]:
     """Pair the images and masks of both splits, and list an error for each unpaired file."""
     if not root.is_dir():
-        return {split: [] for split in SPLITS}, [DataError(root, "no such folder")]
+        reason = "is a file, expected a folder" if root.exists() else "no such folder"
+        return {split: [] for split in SPLITS}, [DataError(root, reason)]
     if not is_folder(root):
         entries = sorted(p.name + "/" * p.is_dir() for p in root.iterdir())
         has = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "") or "nothing"

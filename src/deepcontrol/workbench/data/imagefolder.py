@@ -88,10 +88,14 @@ def open_imagefolder(root: Path, split: str) -> ImageFolder:
 def find_images(root: Path) -> tuple[list[ImageFolder], list[DataError]]:
     """Return the training and validation images, and all errors of the folders."""
     if not root.is_dir():
-        return [], [DataError(root, "no such folder")]
+        reason = "is a file, expected a folder" if root.exists() else "no such folder"
+        return [], [DataError(root, reason)]
     split = has_splits(root)
     folder = root / "train" if split else root
     classes = _subfolders(folder)
+    if classes in (["images", "masks"], ["images", "labels"]):
+        reason = f"has {classes[0]}/ and {classes[1]}/, which are no classes: use --data folder"
+        return [], [DataError(folder, reason)]
     if len(classes) < 2:
         reason = f"{len(classes)} class folders, expected at least 2"
         return [], [DataError(folder, f"{reason} (train/CLASS/ and val/CLASS/, or CLASS/)")]
