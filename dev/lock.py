@@ -5,7 +5,7 @@
 
 A lock file pins each package with the hashes of its wheels for Linux, of all supported versions of
 Python, and pip refuses every file with another hash. torch is the exception: its version has a CPU
-build and CUDA builds, and pip prefers those whose hashes an index publishes. A lock file therefore
+build and CUDA builds, and pip prefers those with a published hash. A lock file therefore
 lists the build of the machine that wrote it, and requirements-torch.lock the published ones.
 `install` finds out which build pip would choose on this machine, and allows that one alone.
 """

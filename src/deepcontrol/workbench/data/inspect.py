@@ -1,10 +1,12 @@
 """Inspect a dataset: list the errors of all its files, or draw a contact sheet."""
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,26 +81,45 @@ def _check_segmentation(root: Path, name: str, progress: Progress | None) -> Rep
     for split in splits:
         found[split], faults = layout.find_pairs(root, split)
         report.faults += faults
-    done, total = 0, sum(map(len, found.values()))
+    advance = _advance(progress, sum(map(len, found.values())))
     for split, pairs in found.items():
         source = layout.from_pairs(split, pairs, _most_common_size(pairs))
-        valid, counts = 0, np.zeros(256, np.int64)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for outcome in pool.map(lambda i, source=source: _read(source, i), range(len(pairs))):
-                if isinstance(outcome, DataError):
-                    report.faults.append(outcome)
-                else:
-                    counts += outcome
-                    valid += 1
-                done += 1
-                if progress:
-                    progress(done, total)
-        report.splits[split] = valid
-        report.histogram += counts
+        counts = _count_split(report, split, partial(_read, source), len(pairs), advance)
         # Test labels may be withheld, as in Cityscapes.
-        if valid and split != "test" and not counts[: len(report.classes)].any():
+        if report.splits[split] and split != "test" and not counts[: len(report.classes)].any():
             report.faults.append(DataError(root, f"split {split} has no labeled pixels"))
     return report
+
+
+def _count_split(
+    report: Report,
+    split: str,
+    read: Callable[[int], NDArray[np.int64] | DataError],
+    samples: int,
+    advance: Callable[[], None],
+) -> NDArray[np.int64]:
+    """Read all samples of a split; add their faults and labels to the report.
+
+    Returns:
+        The number of pixels of each label.
+    """
+    report.splits[split], counts = 0, np.zeros(256, np.int64)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for outcome in pool.map(read, range(samples)):
+            if isinstance(outcome, DataError):
+                report.faults.append(outcome)
+            else:
+                counts += outcome
+                report.splits[split] += 1
+            advance()
+    report.histogram += counts
+    return counts
+
+
+def _advance(progress: Progress | None, total: int) -> Callable[[], None]:
+    """Return a function that reports one sample more at each call."""
+    done = itertools.count(1)
+    return lambda: progress(next(done), total) if progress else None
 
 
 def _check_folder(root: Path, progress: Progress | None) -> Report:
@@ -112,32 +133,20 @@ def _check_folder(root: Path, progress: Progress | None) -> Report:
         return report
     report.classes = class_file.names
     channels = folder.common_channels([f.image for part in found.values() for f in part])
-    done, total = 0, sum(map(len, found.values()))
+    advance = _advance(progress, sum(map(len, found.values())))
     for split, files in found.items():
         options = FolderOptions(channels=channels)
         source = folder.make_source(root, split, class_file, files, options)
-        valid, counts = 0, np.zeros(256, np.int64)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for outcome in pool.map(lambda i, s=source: _count_file(s, i), range(len(files))):
-                if isinstance(outcome, DataError):
-                    report.faults.append(outcome)
-                else:
-                    counts += outcome
-                    valid += 1
-                done += 1
-                if progress:
-                    progress(done, total)
-        report.splits[split] = valid
-        report.histogram += counts
+        counts = _count_split(report, split, partial(_count_file, source), len(files), advance)
         labeled = counts[: len(class_file.names)]
-        if valid and not labeled.any():
+        if report.splits[split] and not labeled.any():
             report.faults.append(DataError(root, f"split {split} has no labeled pixels"))
         report.notes += [
             f"class {name!r} has no pixels in the {split} images"
             for name, count in zip(class_file.names, labeled, strict=True)
-            if valid and labeled.any() and not count
+            if labeled.any() and not count
         ]
-    if channels != FolderOptions().channels and total:
+    if channels != FolderOptions().channels and any(found.values()):
         report.notes.append(
             f"the images have {channels} channels: train with --channels {channels}"
         )

@@ -14,11 +14,11 @@ from ..folders.json_files import MAX_INT, write_json
 from ..folders.runfolder import CONFIG, read_config
 from ..losses import LossName
 from ..models import Norm, external_task, is_agc, is_code, is_external, task_of
+from ..models.unet import TOTAL_STRIDE
 from ..optim import HIGHEST_MOMENTUM, OptimizerName, Schedule, default_lr
 from ..sizes import Size
 
 FORMAT = 1  # format version of config.json
-UNET_MULTIPLE = 16  # it halves images four times; an exported file takes no other sizes
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 
@@ -271,10 +271,11 @@ class Train:
         if min(self.image_size) < MIN_SIDE:
             size = _format(self.image_size)
             raise ValueError(f"--size must be at least {MIN_SIDE}x{MIN_SIDE}, got {size}")
-        if self.model == "unet" and any(side % UNET_MULTIPLE for side in self.image_size):
-            near = tuple(max(1, round(a / UNET_MULTIPLE)) * UNET_MULTIPLE for a in self.image_size)
+        # UNet pads other sizes, but a file exported from it takes none of them.
+        if self.model == "unet" and any(side % TOTAL_STRIDE for side in self.image_size):
+            near = tuple(max(1, round(a / TOTAL_STRIDE)) * TOTAL_STRIDE for a in self.image_size)
             raise ValueError(
-                f"--size must be multiples of {UNET_MULTIPLE} for unet, got "
+                f"--size must be multiples of {TOTAL_STRIDE} for unet, got "
                 f"{_format(self.image_size)}: try {_format(near)}"
             )
         if self.augment == "crop+flip":
