@@ -1,6 +1,7 @@
 """Fixtures of all tests: a fixed seed, and the device of a test."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def _seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
+    # Plans of one test, made while it replaced a function or a limit, are none of the next one.
+    replay = sys.modules.get("deepcontrol.ops.replay")
+    if replay is not None:
+        replay._replays.clear()
     torch.use_deterministic_algorithms(False)  # a training run sets it for its process
 
 

@@ -26,7 +26,7 @@ from triton.runtime import driver
 
 from deepcontrol.ops.activation import empty_relu_mask
 from deepcontrol.ops.gain_conv import ConvOperands
-from deepcontrol.ops.triton import agc, agc_pool, gain, launch, pool
+from deepcontrol.ops.triton import agc, agc_pool, gain, pool, tiling
 
 gain_conv = importlib.import_module("deepcontrol.ops.gain_conv")  # ops.gain_conv is a function
 
@@ -80,7 +80,7 @@ def launch_all(dtype: torch.dtype, last: bool) -> None:
         mean = torch.empty(shape[:2], device="meta")
         mask = empty_relu_mask(z, "relu")
         filters = maps(shape[1], shape[1], 3, 3, dtype=dtype, last=last)
-        tiled = launch.tile_maps(z, False, None, 1, True)
+        tiled = tiling.tile_maps(z, False, None, 1, True)
         map_sums = torch.empty(tiled.tiles_shape, device="meta")
         for operands in (None, ConvOperands(z, filters, map_sums)):
             agc.forward(z, beta, lam, "relu", z, True, ALWAYS, operands)
@@ -118,7 +118,7 @@ def main() -> None:
     stub = Driver(int(sys.argv[1]))
     driver.set_active(stub)
     torch.cuda.current_device = lambda: None  # type: ignore[assignment, return-value]
-    launch._multiprocessors = functools.cache(lambda device: MULTIPROCESSORS)
+    tiling._multiprocessors = functools.cache(lambda device: MULTIPROCESSORS)
     gain_conv.MIN_ELEMENTS = 1 << 16
     for dtype in sys.argv[2:]:
         launch_all(getattr(torch, dtype), last=dtype != "float16")

@@ -15,8 +15,8 @@ pytest.importorskip("triton")
 
 from deepcontrol.ops.triton import agc as kernels
 from deepcontrol.ops.triton import gain as gain_kernels
-from deepcontrol.ops.triton import launch
-from deepcontrol.ops.triton.launch import Tiling
+from deepcontrol.ops.triton import tiling as tiling_module
+from deepcontrol.ops.triton.tiling import Tiling
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -333,9 +333,9 @@ class TestDispatch:
 def test_tilings_are_within_their_bounds(
     channels_last: bool, n: int, positions: int, held: int
 ) -> None:
-    tiling = launch.choose_tiling(n, 64, positions, channels_last, 132, held)
+    tiling = tiling_module.choose_tiling(n, 64, positions, channels_last, 132, held)
     blocks = -(-positions // tiling.block_p)
-    most = launch.MAX_HELD if tiling.single_pass else 2 * launch.BLOCK
+    most = tiling_module.MAX_HELD if tiling.single_pass else 2 * tiling_module.BLOCK
     assert tiling.block_p * tiling.block_c <= most
-    assert -(-blocks // tiling.part_steps) <= launch.MAX_PARTS
+    assert -(-blocks // tiling.part_steps) <= tiling_module.MAX_PARTS
     assert not tiling.single_pass or (held > 0 and tiling.block_p >= positions)

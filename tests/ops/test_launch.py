@@ -13,6 +13,7 @@ from torch import nn
 
 from deepcontrol import AGCConv2d
 from deepcontrol.nn import AGCConvPool2d
+from deepcontrol.ops import replay
 
 pytest.importorskip("triton")
 
@@ -31,7 +32,10 @@ KERNELS = (
 
 
 class StubKernel:
-    """A kernel that computes nothing and records the stack of Python functions above it."""
+    """A kernel that computes nothing and records the stack of Python functions above it.
+
+    Two of its frames stand for Triton's launcher: `run` here and in triton/launch.py.
+    """
 
     def __init__(self, name: str, launches: list[tuple[str, list[str]]]) -> None:
         self.name, self.launches = name, launches
@@ -39,7 +43,7 @@ class StubKernel:
     def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
         def run(**arguments: Any) -> None:
             stack: list[str] = []
-            frame: FrameType | None = sys._getframe(1)
+            frame: FrameType | None = sys._getframe(2)
             while frame is not None:
                 stack.append(frame.f_code.co_qualname)
                 if frame.f_code.co_name == "forward" and isinstance(
@@ -59,9 +63,17 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     for name in ("agc", "gain_conv", "pool"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "uses_kernels", lambda z, traced=False: True)
+    monkeypatch.setattr(replay, "RECORDED_DEVICES", ["cpu"])
     for module, name in KERNELS:
         monkeypatch.setattr(module, name, StubKernel(name, recorded))
     return recorded
+
+
+def run_repeatedly(launches: list[tuple[str, list[str]]], call: Callable[[], object]) -> None:
+    """Call three times, and keep the launches of the last one: the first two are prepared."""
+    for _ in range(3):
+        launches.clear()
+        call()
 
 
 def assert_short(launches: list[tuple[str, list[str]]], kernels: list[str]) -> None:
@@ -87,13 +99,15 @@ def test_neuron(
     weight_norm: bool,
     launches: list[tuple[str, list[str]]],
 ) -> None:
+    neuron = AGCConv2d(3, 8, 3, padding=1, weight_norm=weight_norm)
     with torch.set_grad_enabled(grad):
-        AGCConv2d(3, 8, 3, padding=1, weight_norm=weight_norm)(torch.randn(2, 3, *size))
+        run_repeatedly(launches, lambda: neuron(torch.randn(2, 3, *size)))
     assert_short(launches, kernels)
 
 
 def test_neuron_and_pooling(launches: list[tuple[str, list[str]]]) -> None:
-    AGCConvPool2d(3, 8, 3, padding=1)(torch.randn(2, 3, 40, 40))
+    neuron = AGCConvPool2d(3, 8, 3, padding=1)
+    run_repeatedly(launches, lambda: neuron(torch.randn(2, 3, 40, 40)))
     assert_short(launches, ["_scale", "agc_sum_kernel", "agc_pool_forward_kernel"])
 
 
@@ -107,7 +121,8 @@ def test_derived_means(
         monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
     first, second = AGCConv2d(1, 4, 3, padding=1), AGCConv2d(4, 4, 3, padding=1)
     first.consumer_ratio = 1.0
-    nn.Sequential(first, second)(torch.randn(2, 1, 40, 40))
+    both = nn.Sequential(first, second)
+    run_repeatedly(launches, lambda: both(torch.randn(2, 1, 40, 40)))
     means = ["window_mean_kernel", "agc_forward_kernel"]
     assert_short(launches, ["_scale", "agc_sum_kernel", *means, "_scale", *means])
 

@@ -18,7 +18,8 @@ from deepcontrol.workbench.models import SegNet
 pytest.importorskip("triton")
 
 from deepcontrol.ops.triton import agc, agc_pool, blocks
-from deepcontrol.ops.triton.launch import Launch, launch, tile_maps
+from deepcontrol.ops.triton.launch import Launch, launch
+from deepcontrol.ops.triton.tiling import tile_maps
 
 gain_conv = importlib.import_module("deepcontrol.ops.gain_conv")  # ops.gain_conv is a function
 

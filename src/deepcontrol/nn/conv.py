@@ -1,5 +1,6 @@
 """The paper's neuron: convolution, AGC (automatic gain control) and activation in one layer."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,17 +10,17 @@ from torch.nn.modules.conv import _ConvNd
 from ..ops import gain_conv, max_pool2x2
 from ..ops.activation import ActivationName, activation_name
 from ..ops.agc import center_bias_act_given_mean
-from ..ops.gain_conv import cast_input, store_map_sums, stored_map_sums
+from ..ops.dispatch import kernel_switch
+from ..ops.gain_conv import autocast_dtype, cast_input, store_map_sums, stored_map_sums
 from ..ops.layout import positions
 from ..ops.neuron import (
     FusedNeuron,
-    FusedNeuronPool,
     Geometry,
-    NeuronConfig,
+    NeuronPlan,
     runs_fused,
     unfused_neuron,
-    unfused_neuron_pool,
 )
+from ..ops.replay import replay_of
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
 from .shared_means import SharedMeans
@@ -31,6 +32,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
     shared_means: SharedMeans | None = None  # set while the input is a tile of a larger image
     # Output elements per input element of the consumer, set by models that know it; 0 if unknown.
     consumer_ratio = 0.0
+    pools = False  # whether 2x2 max pooling follows
 
     def __init__(
         self,
@@ -83,38 +85,74 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
         he_normal_(self)
         reset_all_but_filters_(self)  # torch's constructor calls this before the gain exists
 
-    def forward(self, input: Tensor) -> Tensor:
-        check_input(self, input)
-        has_batch = input.dim() == self.weight.dim()
-        x = input if has_batch else input.unsqueeze(0)
-        if self.shared_means is not None:
-            y = self._forward_with_shared_mean(x, self.shared_means)
-        elif runs_fused(self.activation):
-            # Called here and not in a helper, so that few Python frames lie above the launch.
-            y, _, map_sums = FusedNeuron.apply(*self._fused_arguments(x))
-            store_map_sums(y, map_sums)
-        else:
-            y = unfused_neuron(*self._unfused_arguments(x))
-        warn_if_single_position(self, positions(y))
-        return y if has_batch else y.squeeze(0)
+    def forward(self, input: Tensor) -> Any:
+        if self.shared_means is not None or not runs_fused(self.activation):
+            return self._forward_unfused(input)
+        if input.dim() == len(self.stride) + 1 and not self.pools:  # without a batch
+            check_input(self, input)
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        weight, gain, bias, mean_scale = _parameters(self)
+        x, autocast = input, autocast_dtype(input)
+        map_sums = stored_map_sums(x) if autocast is None or autocast is x.dtype else None
+        # Everything that a plan depends on; a plan in the cache has passed the checks of its input.
+        key = (
+            "neuron", x.shape, x.stride(), x.dtype, x.device, type(x), autocast,
+            weight.shape, weight.stride(), weight.dtype, weight.device, type(weight),
+            gain.shape, gain.stride(), gain.dtype, bias.shape, bias.stride(), bias.dtype,
+            mean_scale.shape, mean_scale.stride(), mean_scale.dtype,
+            self.stride, self.padding, self.dilation, self.groups, self.padding_mode,
+            self.activation, self.weight_norm, self.consumer_ratio, self.pools,
+            None if map_sums is None else map_sums.shape,
+            torch.is_grad_enabled(), kernel_switch(),
+        )  # fmt: skip
+        plan = replay_of(key, lambda: self._plan(x, weight, gain))
+        if plan.dtype != x.dtype:
+            x = x.to(plan.dtype)  # before autograd saves it: the copy saved is the small one
+        if plan.pad is not None:
+            x = nn.functional.pad(x, *plan.pad)
+        y, index, sums = FusedNeuron.apply(x, weight, gain, bias, mean_scale, plan, map_sums)
+        if sums is not None:
+            store_map_sums(y, sums)
+        if self.pools:
+            return y, index
+        if plan.single_position:
+            warn_if_single_position(self, 1)
+        return y
 
     @property
     def filter_norm(self) -> float | None:
         """The norm that filters are scaled to before the gain; None without weight_norm."""
         return he_filter_norm(self) if self.weight_norm else None
 
-    def _fused_arguments(self, input: Tensor) -> tuple[Any, ...]:
-        # One read of each parameter: a parametrized one is computed at each access.
-        x, weight, gain, *parameters, geometry, activation, norm = self._unfused_arguments(input)
-        x = cast_input(x, weight, gain, self.groups)
-        config = NeuronConfig(geometry, activation, self.consumer_ratio, stored_map_sums(x), norm)
-        return x, weight, gain, *parameters, config
+    def _plan(self, x: Tensor, weight: Tensor, gain: Tensor) -> NeuronPlan:
+        """Check the input; return the plan of the layer for such inputs and parameters."""
+        check_input(self, x)
+        pad, geometry = split_padding(self)
+        return NeuronPlan(
+            geometry, self.activation, cast_input(x, weight, gain, self.groups).dtype, weight,
+            self.filter_norm, self.consumer_ratio, self.pools, torch.is_grad_enabled(), pad,
+        )  # fmt: skip
 
-    def _unfused_arguments(self, input: Tensor) -> tuple[Any, ...]:
-        x, padding = padded(self, input)
-        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
-        parameters = (self.weight, self.gain, self.bias, self.mean_scale)
-        return x, *parameters, geometry, self.activation, self.filter_norm
+    def _forward_unfused(self, input: Tensor) -> Any:
+        """Run the ops one after the other: for torch.compile, export, torch.func and tiles."""
+        check_input(self, input)
+        has_batch = input.dim() == self.weight.dim()
+        x = input if has_batch else input.unsqueeze(0)
+        if self.shared_means is not None:
+            y = self._forward_with_shared_mean(x, self.shared_means)
+            if self.pools:
+                return max_pool2x2(y)
+        else:
+            pad, geometry = split_padding(self)
+            x = x if pad is None else nn.functional.pad(x, *pad)
+            y = unfused_neuron(
+                x, self.weight, self.gain, self.bias, self.mean_scale,
+                geometry, self.activation, self.filter_norm, self.pools,
+            )  # fmt: skip
+            if self.pools:
+                return y
+        warn_if_single_position(self, positions(y))
+        return y if has_batch else y.squeeze(0)
 
     def _forward_with_shared_mean(self, input: Tensor, shared: SharedMeans) -> Tensor:
         v = self._convolved(input)
@@ -123,8 +161,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
 
     def _convolved(self, input: Tensor) -> Tensor:
         """Return conv(x, V) with the scaled filters V."""
-        x, padding = padded(self, input)
-        geometry = Geometry(self.stride, padding, self.dilation, self.groups)
+        pad, geometry = split_padding(self)
+        x = input if pad is None else nn.functional.pad(input, *pad)
         v = gain_conv(x, self.weight, self.gain, *geometry, self.filter_norm)
         warn_if_single_position(self, positions(v))
         return v
@@ -154,16 +192,39 @@ def check_input(conv: _ConvNd, input: Tensor) -> None:
         )
 
 
-def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Pad x as far as torch.convolution cannot; return it and the zero padding that remains."""
+def split_padding(conv: _ConvNd) -> tuple[tuple[list[int], str] | None, Geometry]:
+    """Return the arguments of functional.pad, or None, and the geometry that remains.
+
+    The convolution itself pads with zeros, by the same number on both sides.
+    """
     both_sides = conv._reversed_padding_repeated_twice
-    if conv.padding_mode != "zeros":
-        x = nn.functional.pad(x, both_sides, mode=conv.padding_mode)
-    elif both_sides[::2] != both_sides[1::2]:  # "same" with an even kernel
-        x = nn.functional.pad(x, both_sides)
-    else:
-        return x, tuple(both_sides[::-2])
-    return x, (0,) * (conv.weight.dim() - 2)
+    mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+    symmetric = both_sides[::2] == both_sides[1::2]  # not "same" with an even kernel
+    if mode == "constant" and symmetric:
+        padding = tuple(both_sides[::-2])
+        return None, Geometry(conv.stride, padding, conv.dilation, conv.groups)
+    no_padding = (0,) * len(conv.stride)
+    return (both_sides, mode), Geometry(conv.stride, no_padding, conv.dilation, conv.groups)
+
+
+def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, Sequence[int]]:
+    """Pad x as far as torch.convolution cannot; return it and the zero padding that remains."""
+    pad, geometry = split_padding(conv)
+    return x if pad is None else nn.functional.pad(x, *pad), geometry.padding
+
+
+def _parameters(layer: _AGCConv) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return weight, gain, bias and mean_scale, each read once.
+
+    A module finds its parameters by __getattr__, which takes a microsecond each. A parametrized one
+    is not in the table: it is computed at each access.
+    """
+    table = layer._parameters
+    try:
+        found = (table["weight"], table["gain"], table["bias"], table["mean_scale"])
+    except KeyError:
+        return layer.weight, layer.gain, layer.bias, layer.mean_scale
+    return found  # type: ignore[return-value]
 
 
 class AGCConv1d(_AGCConv, nn.Conv1d):
@@ -242,19 +303,6 @@ class AGCConvPool2d(AGCConv2d):
     """
 
     pools = True  # identity_init_ uses He initialization for the layer after a pooling
-
-    def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        if input.dim() != 4 or input.shape[1] != self.in_channels:
-            raise ValueError(
-                f"expected 4-D input of {self.in_channels} channels, got {tuple(input.shape)}"
-            )
-        if self.shared_means is not None:
-            return max_pool2x2(self._forward_with_shared_mean(input, self.shared_means))
-        if not runs_fused(self.activation):
-            return unfused_neuron_pool(*self._unfused_arguments(input))
-        pooled, index, _, map_sums = FusedNeuronPool.apply(*self._fused_arguments(input))
-        store_map_sums(pooled, map_sums)
-        return pooled, index
 
     def _fusion_obstacle(self) -> str:
         return "its pooling lies between the two"

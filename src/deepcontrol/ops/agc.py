@@ -31,6 +31,8 @@ from . import reference
 from .activation import ACTIVATIONS, get_activation, unpack_relu_mask
 from .dispatch import (
     compiles_with_ops,
+    differentiate,
+    kernel_switch,
     needs_differentiable_backward,
     needs_plain_ops,
     uses_kernels,
@@ -39,6 +41,7 @@ from .gain_conv import ConvOperands
 from .layout import (
     accumulate_dtype,
     check_maps,
+    is_batched,
     like_layout,
     map_mean,
     map_sum,
@@ -46,6 +49,7 @@ from .layout import (
     over_maps,
     positions,
 )
+from .replay import Replay, replay_of
 
 
 def agc(
@@ -82,10 +86,13 @@ def agc(
     if torch.compiler.is_compiling():
         if not compiles_with_ops():
             return reference.agc(z, gamma, beta, lam)
-        y, _ = torch.ops.deepcontrol.agc(z, gamma, beta, lam)
-    else:
-        y, _ = _AGC.apply(z, gamma, beta, lam)
-    return y
+        return torch.ops.deepcontrol.agc(z, gamma, beta, lam)[0]
+    key = (
+        "agc", z.shape, z.stride(), z.dtype, z.device, type(z), gamma.stride(), gamma.dtype,
+        beta.stride(), beta.dtype, lam.stride(), lam.dtype, kernel_switch(),
+    )  # fmt: skip
+    run, run_backward = replay_of(key, lambda: (Replay(agc_forward), Replay(_agc_backward)))
+    return _AGC.apply(z, gamma, beta, lam, run, run_backward)
 
 
 def agc_given_mean(
@@ -157,24 +164,38 @@ def agc_backward(
 
 
 class _AGC(torch.autograd.Function):
-    """Return y and the mean, which is an output only so that second derivatives reach it."""
+    """Eq. 1: (z, weight, bias, mean_scale, forward and backward as replays) -> y."""
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        y, mean = agc_forward(z, weight, bias, mean_scale)
+        ctx: Any,
+        z: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
+        run: Replay,
+        run_backward: Replay,
+    ) -> Tensor:
+        y, mean = run(z, weight, bias, mean_scale)
         ctx.save_for_backward(z, weight, bias, mean_scale, mean)
-        ctx.order = memory_order(y)
-        ctx.set_materialize_grads(False)  # a zero gradient of the mean would cost a pass
-        return y, mean
+        ctx.run_backward = run_backward
+        return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g, grad_mean = grads
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grads
         z, weight, bias, mean_scale, mean = ctx.saved_tensors
-        g = torch.zeros_like(z) if g is None else like_layout(g, ctx.order)
-        return agc_backward(g, z, weight, bias, mean_scale, mean, grad_mean)
+        if torch.is_grad_enabled() or is_batched(g):
+            inputs = (z, weight, bias, mean_scale)
+            return *differentiate(reference.agc, inputs, g, ctx.needs_input_grad), None, None
+        return *ctx.run_backward(g, z, weight, bias, mean_scale, mean), None, None
+
+
+def _agc_backward(
+    g: Tensor, z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    g = like_layout(g, memory_order(z))
+    return agc_backward(g, z, weight, bias, mean_scale, mean)
 
 
 def center_bias_act(

@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import math
 import os
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -111,6 +112,30 @@ def needs_differentiable_backward(grad: Tensor, grad_mean: Tensor | None = None)
     batched gradients.
     """
     return torch.is_grad_enabled() or grad_mean is not None or is_batched(grad)
+
+
+def differentiate(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], g: Tensor, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Return the gradients of function(*inputs) for the gradient g of its result.
+
+    For a backward whose own derivatives are needed, or that gets a batch of gradients: autograd
+    differentiates the plain function. Nothing is saved for it but the inputs.
+
+    Args:
+        needs: Whether each input needs a gradient; the others get None.
+    """
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, so that a tensor that is two inputs at once gets a gradient for each.
+        views = [a.view_as(a) for a in inputs]
+        wanted = [a for a, need in zip(views, needs, strict=False) if need]
+        grads = iter(
+            torch.autograd.grad(
+                function(*views), wanted, g, create_graph=create_graph, allow_unused=True
+            )
+        )
+    return [next(grads) if need else None for _, need in zip(inputs, needs, strict=False)]
 
 
 def register_ops() -> bool:

@@ -84,7 +84,7 @@ def gain_conv(
 
 def cast_input(x: Tensor, weight: Tensor, gain: Tensor, groups: int) -> Tensor:
     """Check x against the filters and cast it to the dtype of the convolution."""
-    autocast = _autocast_dtype(x)
+    autocast = autocast_dtype(x)
     _check(x, weight, groups, autocast)
     if gain.shape != weight.shape[:1]:
         raise ValueError(
@@ -94,7 +94,7 @@ def cast_input(x: Tensor, weight: Tensor, gain: Tensor, groups: int) -> Tensor:
     return x if autocast is None else x.to(autocast)
 
 
-def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype that autocast requests, or None. Like torch, leave doubles alone."""
     device = x.device.type
     if x.is_meta or not torch.is_autocast_enabled(device):  # which raises for meta
@@ -180,20 +180,26 @@ def backward(
     # is captured, the filters' gradient is recorded on a side stream, so that the graph has two
     # branches that run in parallel. They join before backward returns: no memory is freed early.
     parallel = needs[0] and of_filters and x.is_cuda and torch.cuda.is_current_stream_capturing()
-    with _on_side_stream(x.device) if parallel else nullcontext():
+    with on_side_stream(x.device) if parallel else nullcontext():
         dx, dscaled = conv_backward(needs[0] and not parallel, of_filters)
         if dscaled is not None:
             dweight, dgain = scale_backward(weight, gain, dscaled, filter_norm)
     if parallel:
         dx, _ = conv_backward(True, False)
-        torch.cuda.current_stream(x.device).wait_stream(_side_stream(x.device))
+        wait_for_side_stream(x.device)
     return dx, dweight, dgain
 
 
-def _on_side_stream(device: torch.device) -> torch.cuda.StreamContext:
+def on_side_stream(device: torch.device) -> torch.cuda.StreamContext:
+    """Run what follows on a stream of its own, after the work submitted so far."""
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(stream)
+
+
+def wait_for_side_stream(device: torch.device) -> None:
+    """Let the current stream wait for the side stream."""
+    torch.cuda.current_stream(device).wait_stream(_side_stream(device))
 
 
 @functools.cache

@@ -6,10 +6,11 @@ With a filter_norm c, the filters are gamma c W / |W|.
 
 There are two forms of the same arithmetic:
 
-- `FusedNeuron` and `FusedNeuronPool`, the whole neuron as one autograd.Function, for eager mode. At
-  small batches Python dominates the time of a training step, and one Function costs less than two.
-  It also has the operands of the convolution, from which the mean can be derived (gain_conv.py).
-- `unfused_neuron` and `unfused_neuron_pool`, the ops one after the other, for everything else.
+- `FusedNeuron`, the whole neuron as one autograd.Function, for eager mode. At small batches Python
+  dominates the time of a training step, and one Function costs less than two. It also has the
+  operands of the convolution, from which the mean can be derived (gain_conv.py). All that depends
+  on shapes alone is decided once, in a `NeuronPlan`, and kernel launches are repeated (replay.py).
+- `unfused_neuron`, the ops one after the other, for everything else.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import reference
 from .activation import get_activation
 from .agc import center_backward, center_bias_act, forward_function, saved_map
-from .dispatch import needs_plain_ops
-from .gain_conv import HALF_TYPES, ConvOperands, gain_conv, scale_function
-from .gain_conv import backward as conv_backward
-from .layout import check_maps, is_channels_last, like_layout, memory_order
+from .dispatch import differentiate, needs_plain_ops
+from .gain_conv import (
+    HALF_TYPES,
+    ConvOperands,
+    gain_conv,
+    on_side_stream,
+    scale_backward,
+    scale_function,
+    wait_for_side_stream,
+)
+from .layout import check_maps, is_batched, is_channels_last, like_layout, memory_order, positions
 from .pool import (
     center_bias_act_pool,
     check_windows,
@@ -31,6 +40,7 @@ from .pool import (
     pool_forward_function,
     saved_pooled,
 )
+from .replay import Replay
 
 
 class Geometry(NamedTuple):
@@ -42,30 +52,12 @@ class Geometry(NamedTuple):
     groups: int
 
 
-class NeuronConfig(NamedTuple):
-    """The arguments of a neuron that are not differentiated.
-
-    Attributes:
-        consumer_ratio: Output elements per input element of the consumer of y; 0 if unknown. It
-            decides whether the kernel stores the sums of its maps.
-        map_sums: The sums stored with x. No gradient flows through them: the mean is that of v,
-            however it is computed.
-        filter_norm: Norm that each filter is scaled to before the gain, or None.
-    """
-
-    geometry: Geometry
-    activation: str
-    consumer_ratio: float
-    map_sums: Tensor | None
-    filter_norm: float | None = None
-
-
 def runs_fused(activation: str) -> bool:
     """Return whether a neuron runs as a FusedNeuron now.
 
     It does in eager mode, unless the backward needs v (SiLU, GELU).
     """
-    if needs_plain_ops() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or needs_plain_ops():
         return False
     return get_activation(activation).needs != "input"
 
@@ -79,32 +71,141 @@ def unfused_neuron(
     geometry: Geometry,
     activation: str,
     filter_norm: float | None = None,
-) -> Tensor:
-    """Run gain_conv and center_bias_act one after the other."""
+    pools: bool = False,
+) -> Any:
+    """Run the ops one after the other; return y, or the pooled maps and their index."""
     v = gain_conv(x, weight, gain, *geometry, filter_norm)
+    if pools:
+        return center_bias_act_pool(v, bias, mean_scale, activation)
     return center_bias_act(v, bias, mean_scale, activation, overwrite=True)
 
 
-def unfused_neuron_pool(
-    x: Tensor,
-    weight: Tensor,
-    gain: Tensor,
-    bias: Tensor,
-    mean_scale: Tensor,
-    geometry: Geometry,
-    activation: str,
-    filter_norm: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run gain_conv and center_bias_act_pool one after the other."""
-    v = gain_conv(x, weight, gain, *geometry, filter_norm)
-    return center_bias_act_pool(v, bias, mean_scale, activation)
+class NeuronPlan:
+    """A neuron for inputs of one shape, layout and dtype, and parameters of one kind.
+
+    It holds the decisions that depend on these alone, and the four parts of a neuron around its
+    convolution as replays: the scaled filters, the forward and backward of the maps, and the
+    gradients of the filters.
+
+    Args:
+        geometry: Of the convolution.
+        activation: Its name; relu, leaky_relu or none.
+        dtype: Of x, after autocast.
+        weight: Filters of the shape and dtype that the neuron has.
+        filter_norm: Norm that each filter is scaled to before the gain, or None.
+        consumer_ratio: Output elements per input element of the consumer of y; 0 if unknown. It
+            decides whether the kernel stores the sums of its maps.
+        pools: Whether 2x2 max pooling follows.
+        training: Whether a backward may follow.
+        pad: Arguments of functional.pad for what the convolution cannot pad, or None.
+
+    Attributes:
+        single_position: Whether the maps of y have one position, known after the first call.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        activation: str,
+        dtype: torch.dtype,
+        weight: Tensor,
+        filter_norm: float | None,
+        consumer_ratio: float,
+        pools: bool,
+        training: bool,
+        pad: tuple[list[int], str] | None = None,
+    ) -> None:
+        stride, padding, dilation, groups = geometry
+        self.geometry = geometry
+        self.convolution = (stride, padding, dilation, False, [0] * len(stride), groups)
+        self.activation = activation
+        self.dtype = dtype
+        self.filter_norm = filter_norm
+        self.consumer_ratio = consumer_ratio
+        self.pools = pools
+        self.training = training
+        self.pad = pad
+        self.single_position = False
+        # Under autocast the scaled filters are saved, like the cast weights of every convolution.
+        self.saves_scaled = dtype != weight.dtype
+        ones = all(tuple(a) == (1, 1) for a in (stride, padding, dilation)) and groups == 1
+        self.mean_from_operands = dtype in HALF_TYPES and ones and weight.shape[2:] == (3, 3)
+        self.order: tuple[int, ...] | None = None  # of the dimensions of v in memory
+        self.scale = Replay(self._scale)
+        self.forward = Replay(self._forward)
+        self.backward = Replay(self._backward)
+        self.filter_gradients = Replay(self._filter_gradients)
+
+    def _scale(self, weight: Tensor, gain: Tensor) -> Tensor:
+        return scale_function(weight)(weight, gain, self.dtype, self.filter_norm)
+
+    def _forward(
+        self,
+        v: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
+        x: Tensor,
+        scaled: Tensor,
+        map_sums: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+        """Return y or the pooled maps, their index, the means, the map to save, and map sums."""
+        check_maps(v, bias=bias, mean_scale=mean_scale)
+        if self.order is None:
+            self.order, self.single_position = memory_order(v), positions(v) == 1
+        v = like_layout(v, self.order)  # if torch chose another one since
+        operands = ConvOperands(x, scaled, map_sums) if self.mean_from_operands else None
+        if self.pools:
+            check_windows(v)
+            self.size, self.channels_last = tuple(v.shape[2:]), is_channels_last(v)
+            pooled, index, mean, sums = pool_forward_function(v)(
+                v, bias, mean_scale, self.activation, self.consumer_ratio, operands
+            )
+            return pooled, index, mean, saved_pooled(self.activation, pooled), sums
+        y, mean, mask, sums = forward_function(v)(
+            v, bias, mean_scale, self.activation, v, self.training, self.consumer_ratio, operands
+        )
+        return y, None, mean, saved_map(self.activation, v, y, mask), sums
+
+    def _backward(
+        self,
+        g: Tensor,
+        saved: Tensor | None,
+        index: Tensor | None,
+        mean: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dv, dbias and dmean_scale."""
+        if index is not None:
+            return pool_backward(
+                g, saved, index, bias, mean_scale, mean,
+                self.size, self.activation, self.channels_last,
+            )  # fmt: skip
+        assert self.order is not None
+        g = like_layout(g, self.order)
+        return center_backward(g, saved, bias, mean_scale, mean, self.activation)
+
+    def _filter_gradients(
+        self, dscaled: Tensor, weight: Tensor, gain: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return dW and dgamma."""
+        return scale_backward(weight, gain, dscaled, self.filter_norm)
+
+    def reference(
+        self, x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, mean_scale: Tensor
+    ) -> Tensor:
+        """Return y or the pooled maps in plain, differentiable PyTorch."""
+        v = reference.gain_conv(x, weight, gain, *self.geometry, self.filter_norm)
+        y = reference.center_bias_act(v, bias, mean_scale, self.activation)
+        return reference.max_pool2x2(y)[0] if self.pools else y
 
 
 class FusedNeuron(torch.autograd.Function):
-    """The whole neuron: (x, weight, gain, bias, mean_scale, config) -> y, mean, map sums.
+    """The whole neuron: (x, weight, gain, bias, mean_scale, plan, map sums of x).
 
-    x is the result of `gain_conv.cast_input`. The mean is an output only so that second
-    derivatives reach it.
+    x has the dtype of the convolution. Returns y or the pooled maps, their index or None, and the
+    map sums or None. No gradient flows through map sums: the mean is that of v, however it is
+    computed.
     """
 
     @staticmethod
@@ -115,100 +216,67 @@ class FusedNeuron(torch.autograd.Function):
         gain: Tensor,
         bias: Tensor,
         mean_scale: Tensor,
-        config: NeuronConfig,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        scaled = scale_function(weight)(weight, gain, x.dtype, config.filter_norm)
-        v, conv_saved, operands = convolve(ctx, x, weight, gain, scaled, config)
-        check_maps(v, bias=bias, mean_scale=mean_scale)
-        activation, training = config.activation, any(ctx.needs_input_grad)
-        y, mean, mask, map_sums = forward_function(v)(
-            v, bias, mean_scale, activation, v, training, config.consumer_ratio, operands
-        )
-        if map_sums is not None:
-            ctx.mark_non_differentiable(map_sums)
-        saved = saved_map(activation, v, y, mask)
-        ctx.save_for_backward(*conv_saved, saved, bias, mean_scale, mean)
-        ctx.activation = activation
-        ctx.order, ctx.shape, ctx.dtype = memory_order(y), y.shape, y.dtype
-        return y, mean, map_sums
+        plan: NeuronPlan,
+        map_sums: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        scaled = plan.scale(weight, gain)
+        v = torch.convolution(x, scaled, None, *plan.convolution)
+        y, index, mean, saved, sums = plan.forward(v, bias, mean_scale, x, scaled, map_sums)
+        if plan.training:
+            operands: tuple[Tensor | None, ...] = (None, None, None, None)
+            if any(ctx.needs_input_grad[:3]):
+                operands = (x, weight, gain, scaled if plan.saves_scaled else None)
+            ctx.save_for_backward(*operands, saved, index, bias, mean_scale, mean)
+            ctx.plan = plan
+            ctx.set_materialize_grads(False)
+            if index is not None or sums is not None:
+                ctx.mark_non_differentiable(*(a for a in (index, sums) if a is not None))
+        return y, index, sums
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g, grad_mean, _ = grads
-        *conv_saved, saved, bias, mean_scale, mean = ctx.saved_tensors
-        g = mean.new_zeros(ctx.shape, dtype=ctx.dtype) if g is None else g
-        g = like_layout(g, ctx.order)
-        dv, dbias, dscale = center_backward(
-            g, saved, bias, mean_scale, mean, ctx.activation, grad_mean
-        )
-        return *convolve_backward(ctx, dv, conv_saved), dbias, dscale, None
-
-
-class FusedNeuronPool(torch.autograd.Function):
-    """FusedNeuron and the pooling: (x, weight, ...) -> pooled, index, mean, map sums."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        gain: Tensor,
-        bias: Tensor,
-        mean_scale: Tensor,
-        config: NeuronConfig,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        scaled = scale_function(weight)(weight, gain, x.dtype, config.filter_norm)
-        v, conv_saved, operands = convolve(ctx, x, weight, gain, scaled, config)
-        check_maps(v, bias=bias, mean_scale=mean_scale)
-        check_windows(v)
-        activation = config.activation
-        pooled, index, mean, map_sums = pool_forward_function(v)(
-            v, bias, mean_scale, activation, config.consumer_ratio, operands
-        )
-        ctx.mark_non_differentiable(*(a for a in (index, map_sums) if a is not None))
-        saved = saved_pooled(activation, pooled)
-        ctx.save_for_backward(*conv_saved, saved, index, bias, mean_scale, mean)
-        ctx.activation, ctx.size, ctx.last = activation, tuple(v.shape[2:]), is_channels_last(v)
-        ctx.dtype = v.dtype
-        return pooled, index, mean, map_sums
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g, _, grad_mean, _ = grads
-        *conv_saved, pooled, index, bias, mean_scale, mean = ctx.saved_tensors
+        g, needs = grads[0], ctx.needs_input_grad
         if g is None:
-            zeros = mean.new_zeros(index.shape, dtype=ctx.dtype)
-            g = zeros if pooled is None else torch.zeros_like(pooled)
-        dv, dbias, dscale = pool_backward(
-            g, pooled, index, bias, mean_scale, mean, ctx.size, ctx.activation, ctx.last, grad_mean
+            return (None,) * 7
+        plan: NeuronPlan = ctx.plan
+        x, weight, gain, scaled, saved, index, bias, mean_scale, mean = ctx.saved_tensors
+        if x is not None and (torch.is_grad_enabled() or is_batched(g)):
+            inputs = (x, weight, gain, bias, mean_scale)
+            return *differentiate(plan.reference, inputs, g, needs), None, None
+        dv, dbias, dscale = plan.backward(g, saved, index, mean, bias, mean_scale)
+        dx = dweight = dgain = None
+        of_x, of_filters = needs[0], needs[1] or needs[2]
+        if x is not None:
+            if scaled is None:
+                scaled = plan.scale(weight, gain)
+            if of_x and of_filters and x.is_cuda and is_capturing():
+                dx, dweight, dgain = _parallel_backward(plan, dv, x, weight, gain, scaled)
+            else:
+                dx, dscaled, _ = convolution_backward(
+                    dv, x, scaled, None, *plan.convolution, (of_x, of_filters, False)
+                )
+                if of_filters:
+                    dweight, dgain = plan.filter_gradients(dscaled, weight, gain)
+        return dx, dweight, dgain, dbias, dscale, None, None
+
+
+def _parallel_backward(
+    plan: NeuronPlan, dv: Tensor, x: Tensor, weight: Tensor, gain: Tensor, scaled: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of x and of the filters as two branches of a CUDA graph.
+
+    Neither needs the other, and with small maps neither fills a GPU. They join before backward
+    returns: no memory is freed early.
+    """
+    with on_side_stream(x.device):
+        _, dscaled, _ = convolution_backward(
+            dv, x, scaled, None, *plan.convolution, (False, True, False)
         )
-        return *convolve_backward(ctx, dv, conv_saved), dbias, dscale, None
+        dweight, dgain = plan.filter_gradients(dscaled, weight, gain)
+    dx, _, _ = convolution_backward(dv, x, scaled, None, *plan.convolution, (True, False, False))
+    wait_for_side_stream(x.device)
+    return dx, dweight, dgain
 
 
-def convolve(
-    ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, scaled: Tensor, config: NeuronConfig
-) -> tuple[Tensor, tuple[Tensor | None, ...], ConvOperands | None]:
-    """Return v = conv(x, scaled), the tensors to save, and the operands if they give the mean."""
-    stride, padding, dilation, groups = config.geometry
-    ctx.geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
-    ctx.filter_norm = config.filter_norm
-    ctx.set_materialize_grads(False)  # a zero gradient of the mean would only cost time
-    v = torch.convolution(x, scaled, None, *ctx.geometry)
-    saved: tuple[Tensor | None, ...] = (None, None, None, None)
-    if any(ctx.needs_input_grad[:3]):
-        saved = (x, weight, gain, scaled if x.dtype != weight.dtype else None)
-    ones = all(tuple(a) == (1, 1) for a in (stride, padding, dilation)) and groups == 1
-    if x.dtype not in HALF_TYPES or not ones or scaled.shape[2:] != (3, 3):
-        return v, saved, None
-    return v, saved, ConvOperands(x, scaled, config.map_sums)
-
-
-def convolve_backward(
-    ctx: Any, dv: Tensor, saved: Sequence[Any]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return dx, dW and dgamma, with None for those not needed."""
-    x, weight, gain, scaled = saved
-    if x is None:
-        return None, None, None
-    needs = ctx.needs_input_grad[:3]
-    return conv_backward(dv, x, weight, gain, scaled, ctx.geometry, ctx.filter_norm, needs)
+convolution_backward = torch.ops.aten.convolution_backward.default
+is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)

@@ -22,6 +22,7 @@ So y is neither saved nor, on a GPU, written. The stage saves a quarter of it, a
 window.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ from .layout import (
     over_maps,
     positions,
 )
+from .replay import Replay, replay_of
 
 
 def max_pool2x2(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +175,7 @@ def run_pool(x: Tensor, last: bool) -> tuple[Tensor, Tensor]:
     if uses_kernels(x):
         from .triton import pool as kernels
 
-        return kernels.pool(x, last)
+        return _replay(kernels.pool, x, channels_last=last)
     pooled, index = _cpu_pool(x) if x.is_cpu else reference.max_pool2x2(x)
     return as_layout(pooled, last), as_layout(index, last)
 
@@ -182,7 +184,7 @@ def _run_pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
     if uses_kernels(x):
         from .triton import pool as kernels
 
-        return kernels.pick(x, index, last)
+        return _replay(kernels.pick, x, index, channels_last=last)
     if x.is_cpu:
         return _cpu_pick(x, index, last)
     return as_layout(reference.pick2x2(x, index), last)
@@ -192,10 +194,16 @@ def _run_place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -
     if uses_kernels(values):
         from .triton import pool as kernels
 
-        return kernels.place(values, index, size, last)
+        return _replay(kernels.place, values, index, size=tuple(size), channels_last=last)
     if values.is_cpu:
         return _cpu_place(values, index, size, last)
     return as_layout(reference.place2x2(values, index, size), last)
+
+
+def _replay(kernel: Callable[..., Any], *maps: Tensor, **options: Any) -> Any:
+    key = (kernel, *options.values(), *[b for a in maps for b in (a.shape, a.stride(), a.dtype)])
+    make = functools.partial(Replay, functools.partial(kernel, **options))
+    return replay_of((*key, maps[0].device), make)(*maps)
 
 
 def as_layout(a: Tensor, channels_last: bool) -> Tensor:

@@ -51,7 +51,8 @@ from .blocks import (
     sum_launches,
     to_fp32,
 )
-from .launch import Tiling, launch, tile_maps
+from .launch import launch
+from .tiling import Tiling, tile_maps
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """The neuron and 2x2 max pooling in one pass in Triton (op center_bias_act_pool).
 
-The formulas are in ops/pool.py; launch.py explains units, parts and tiles. A tile here
+The formulas are in ops/pool.py; tiling.py explains units, parts and tiles. A tile here
 consists of windows: for each, a program reads four positions of v or writes four of dv.
 """
 
@@ -30,8 +30,9 @@ from .blocks import (
     sum_launches,
     to_fp32,
 )
-from .launch import TiledMaps, divide, launch, power_of_2, tile_maps
+from .launch import launch
 from .pool import empty_maps
+from .tiling import TiledMaps, divide, power_of_2, tile_maps
 
 BLOCK = 2048  # windows, of four positions each, that a program reads at once over its maps
 STEPS = 4  # blocks per program

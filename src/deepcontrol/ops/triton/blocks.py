@@ -23,7 +23,8 @@ from torch import Tensor
 from ..gain_conv import ConvOperands
 from ..layout import map_strides
 from ..reference import LEAKY_SLOPE
-from .launch import Launch, TiledMaps, divide, power_of_2, tile_maps
+from .launch import Launch
+from .tiling import TiledMaps, divide, power_of_2, tile_maps
 
 CHANNELS = 16  # channels of x per program of window_mean_kernel
 BORDER = 256  # positions of a border that it reads at once

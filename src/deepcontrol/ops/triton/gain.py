@@ -26,7 +26,8 @@ from ..gain_conv import scale_backward as dispatch_backward
 from ..gain_conv import scale_function
 from ..layout import is_laid_out, like_layout, memory_order
 from ..reference import SMALLEST_SQUARE
-from .launch import divide, launch, power_of_2
+from .launch import launch
+from .tiling import divide, power_of_2
 
 BLOCK = 1024  # weights per program in the forward
 BLOCK_FILTER = 8192  # weights that a program reads at once if it sums a filter: nearly any filter

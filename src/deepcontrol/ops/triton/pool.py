@@ -24,7 +24,8 @@ from .. import reference
 from ..dispatch import fallback_reason
 from ..layout import is_channels_last
 from ..pool import as_layout
-from .launch import divide, launch
+from .launch import launch
+from .tiling import divide
 
 TILE = 1024  # windows: eight per thread of four warps, 16 bytes of a half type
 

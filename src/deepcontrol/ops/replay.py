@@ -1,0 +1,256 @@
+"""Repeat the kernel launches of an op with little host time.
+
+In eager mode, preparing a launch in Python (choosing a tiling, checking layouts, naming arguments)
+takes longer than most kernels run. For tensors of the same shapes all of it has the same result,
+except for the addresses. So a `Replay` records which tensors a function allocates and which kernels
+it launches, and from then on does just that.
+
+This file knows neither Triton nor a kernel: `ops/triton/launch.py` reports its launches to the
+recorder of the thread.
+"""
+
+import functools
+import operator
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MAX_REPLAYS = 8192  # the cache starts over if shapes keep changing
+RECORDED_DEVICES = ["cuda"]  # tests add "cpu", for Triton's interpreter
+
+Result = Tensor | tuple[Tensor | None, ...]
+
+_aten = torch.ops.aten
+_ALLOCATIONS = frozenset(
+    (
+        _aten.empty.memory_format,
+        _aten.empty_like.default,
+        _aten.empty_strided.default,
+        _aten.new_empty.default,
+    )
+)
+_VIEWS = frozenset((_aten.select.int, _aten.detach.default))  # to ask for sizes; move no data
+
+_recorders = threading.local()
+_replays: dict[Hashable, Any] = {}
+
+
+class RecordedLaunch(NamedTuple):
+    """A launch: call run(grid..., stream, *fixed, *arguments).
+
+    Attributes:
+        run: The launcher of a compiled kernel, which takes addresses; on a CPU that of Triton's
+            interpreter, which takes tensors.
+        grid: Its three sizes.
+        fixed: The arguments between the stream and those of the kernel.
+        arguments: Of the kernel, in its order: tensors, numbers and None.
+    """
+
+    run: Callable[..., None]
+    grid: tuple[int, int, int]
+    fixed: tuple[Any, ...]
+    arguments: Sequence[Any]
+
+
+def record_launch(make: Callable[[], RecordedLaunch]) -> None:
+    """Report a launch to the recorder of this thread, if there is one."""
+    recorder = getattr(_recorders, "current", None)
+    if recorder is not None:
+        recorder.launches.append(make())
+
+
+class Recorder(TorchDispatchMode):
+    """Note the allocations and launches of a function, and whether it does anything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated: list[Tensor] = []
+        self.launches: list[RecordedLaunch] = []
+        self.repeatable = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _ALLOCATIONS:
+            self.allocated.append(result)
+        elif func not in _VIEWS:
+            self.repeatable = False
+        return result
+
+    def __enter__(self) -> "Recorder":
+        _recorders.current = self
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        _recorders.current = None
+        super().__exit__(*exception)
+
+
+class Replay:
+    """A function of tensors that repeats its kernel launches.
+
+    Every call passes tensors of the same shapes, strides, dtypes and device, and None in the same
+    places. Only the layout of the first tensor may vary: it is checked, because it often comes from
+    an op of torch. The first call runs the function, the second one records it, and later ones
+    repeat what was recorded. A function that runs other ops, such as plain PyTorch or a copy to
+    another layout, is not recorded and runs at each call.
+
+    Args:
+        function: Takes tensors and None; returns a tensor, or a tuple of tensors and None. Besides
+            the tensors its result must depend on nothing that changes between calls.
+    """
+
+    __slots__ = (
+        "_allocations",
+        "_constants",
+        "_device",
+        "_launches",
+        "_results",
+        "_strides",
+        "calls",
+        "function",
+    )
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.calls = 0
+        self._launches: list[tuple[Any, ...]] | None = None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether calls are repeated from now on."""
+        return self._launches is not None
+
+    def __call__(self, *inputs: Tensor | None) -> Any:
+        launches = self._launches
+        if launches is None:
+            return self._run(inputs)
+        device = self._device
+        if inputs[0].stride() != self._strides or current_device() != device:  # type: ignore[union-attr]
+            return self.function(*inputs)
+        table = [a for a in inputs if a is not None]
+        for allocation in self._allocations:
+            table.append(empty_strided(*allocation))
+        addresses: list[Any] = [a.data_ptr() for a in table]
+        # Triton specializes a kernel for addresses that are multiples of 16.
+        if functools.reduce(operator.or_, addresses) & 15:
+            return self.function(*inputs)
+        values = (table if device is None else addresses) + self._constants
+        stream = None if device is None else raw_stream(device)
+        for run, x, y, z, fixed, arguments in launches:
+            run(x, y, z, stream, *fixed, *arguments(values))
+        return self._results(table)
+
+    def _run(self, inputs: tuple[Tensor | None, ...]) -> Any:
+        self.calls += 1
+        first = inputs[0]
+        # Sizes that occur once, as those of images of all sizes, are not worth recording.
+        if self.calls != 2 or first is None or first.device.type not in RECORDED_DEVICES:
+            return self.function(*inputs)
+        with Recorder() as recorder:
+            result = self.function(*inputs)
+        if recorder.repeatable and recorder.launches:
+            self._keep(recorder, inputs, result)
+        return result
+
+    def _keep(self, recorder: Recorder, inputs: tuple[Tensor | None, ...], result: Any) -> None:
+        given = [a for a in inputs if a is not None]
+        results = (result,) if isinstance(result, Tensor) else result
+        # By address and not by identity: a dispatch mode sees other objects than its caller.
+        used = {a.data_ptr() for a in results if a is not None}
+        used |= {
+            a.data_ptr() for each in recorder.launches for a in each.arguments
+            if isinstance(a, Tensor)
+        }  # fmt: skip
+        allocated = [a for a in recorder.allocated if a.data_ptr() in used]
+        addresses = [a.data_ptr() for a in (*given, *allocated)]
+        place = {address: i for i, address in enumerate(addresses)}
+        if len(place) < len(addresses):  # one tensor in two roles: other calls may pass two
+            self.calls = 1
+            return
+        # A tensor from elsewhere, such as a cached one, may be another one next time.
+        if not used <= place.keys() or functools.reduce(operator.or_, addresses) & 15:
+            return
+        constants: list[Any] = []
+
+        def index(a: Any) -> int:
+            if isinstance(a, Tensor):
+                return place[a.data_ptr()]
+            constants.append(a)
+            return len(addresses) + len(constants) - 1
+
+        launches = [
+            (each.run, *each.grid, each.fixed, _getter([index(a) for a in each.arguments]))
+            for each in recorder.launches
+        ]
+        first = given[0]
+        self._device = first.device.index
+        self._strides = first.stride()
+        self._allocations = [(tuple(a.shape), a.stride(), a.dtype) for a in allocated]
+        self._constants = constants
+        if isinstance(result, Tensor):
+            self._results = operator.itemgetter(place[result.data_ptr()])
+        else:
+            self._results = _result_getter(
+                [None if a is None else place[a.data_ptr()] for a in results]
+            )
+        self._launches = launches
+
+
+def replay_of(key: Hashable, make: Callable[[], Any]) -> Any:
+    """Return what `make` made for that key: a Replay, or several.
+
+    The key describes the function and all tensors that it is called with.
+    """
+    found = _replays.get(key)
+    if found is None:
+        if len(_replays) >= MAX_REPLAYS:
+            _replays.clear()
+        found = _replays[key] = make()
+    return found
+
+
+def _getter(indices: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    return operator.itemgetter(*indices) if len(indices) > 1 else lambda a: (a[indices[0]],)
+
+
+def _result_getter(indices: list[int | None]) -> Callable[[list[Tensor]], tuple[Any, ...]]:
+    if None not in indices:
+        return _getter([i for i in indices if i is not None])
+
+    def results(table: list[Tensor]) -> tuple[Any, ...]:
+        return tuple([None if i is None else table[i] for i in indices])
+
+    return results
+
+
+# torch's public functions for these three check more than a replay needs and take several times as
+# long. Models compiled by torch call the same private ones. Without CUDA they do not exist, and the
+# tests replay on a CPU.
+
+
+def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _current_device() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def _raw_stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def _fast(name: str, substitute: Callable[..., Any], module: Any = torch._C) -> Callable[..., Any]:
+    return getattr(module, name, substitute) if torch.cuda._is_compiled() else substitute
+
+
+empty_strided = _fast("_empty_strided_cuda", _empty_strided, torch._C._dynamo.guards)
+current_device = _fast("_cuda_getDevice", _current_device)
+raw_stream = _fast("_cuda_getCurrentRawStream", _raw_stream)
