@@ -1,6 +1,5 @@
 """The paper's neuron: convolution, AGC (automatic gain control) and activation in one layer."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +12,7 @@ from ..ops.agc import center_bias_act_given_mean
 from ..ops.dispatch import kernel_switch
 from ..ops.gain_conv import autocast_dtype, cast_input, store_map_sums, stored_map_sums
 from ..ops.layout import positions
-from ..ops.neuron import (
-    FusedNeuron,
-    Geometry,
-    NeuronPlan,
-    runs_fused,
-    unfused_neuron,
-)
+from ..ops.neuron import Geometry, NeuronPlan, run_fused, runs_fused, unfused_neuron
 from ..ops.replay import replay_of
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
@@ -98,8 +91,9 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
         key = (
             "neuron", x.shape, x.stride(), x.dtype, x.device, type(x), autocast,
             weight.shape, weight.stride(), weight.dtype, weight.device, type(weight),
-            gain.shape, gain.stride(), gain.dtype, bias.shape, bias.stride(), bias.dtype,
-            mean_scale.shape, mean_scale.stride(), mean_scale.dtype,
+            gain.numel(), gain.is_contiguous(), gain.dtype,
+            bias.numel(), bias.is_contiguous(), bias.dtype,
+            mean_scale.numel(), mean_scale.is_contiguous(), mean_scale.dtype,
             self.stride, self.padding, self.dilation, self.groups, self.padding_mode,
             self.activation, self.weight_norm, self.consumer_ratio, self.pools,
             None if map_sums is None else map_sums.shape,
@@ -110,7 +104,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
             x = x.to(plan.dtype)  # before autograd saves it: the copy saved is the small one
         if plan.pad is not None:
             x = nn.functional.pad(x, *plan.pad)
-        y, index, sums = FusedNeuron.apply(x, weight, gain, bias, mean_scale, plan, map_sums)
+        y, index, sums = run_fused(x, weight, gain, bias, mean_scale, plan, map_sums)
         if sums is not None:
             store_map_sums(y, sums)
         if self.pools:
@@ -207,10 +201,10 @@ def split_padding(conv: _ConvNd) -> tuple[tuple[list[int], str] | None, Geometry
     return (both_sides, mode), Geometry(conv.stride, no_padding, conv.dilation, conv.groups)
 
 
-def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, Sequence[int]]:
+def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Pad x as far as torch.convolution cannot; return it and the zero padding that remains."""
     pad, geometry = split_padding(conv)
-    return x if pad is None else nn.functional.pad(x, *pad), geometry.padding
+    return x if pad is None else nn.functional.pad(x, *pad), tuple(geometry.padding)
 
 
 def _parameters(layer: _AGCConv) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -77,22 +77,29 @@ def agc(
     >>> agc(z, weight=torch.tensor([2.0]), mean_scale=torch.tensor([1.0]))
     tensor([[[-4., -2.,  6.]]])
     """
-    check_maps(z, weight=weight, bias=bias, mean_scale=mean_scale)
+    if weight is None or bias is None or mean_scale is None:
+        check_maps(z, weight=weight, bias=bias, mean_scale=mean_scale)
     gamma = z.new_ones(z.shape[1]) if weight is None else weight
     beta = z.new_zeros(z.shape[1]) if bias is None else bias
     lam = z.new_ones(z.shape[1]) if mean_scale is None else mean_scale
-    if needs_plain_ops():
-        return reference.agc(z, gamma, beta, lam)
-    if torch.compiler.is_compiling():
-        if not compiles_with_ops():
+    if torch.compiler.is_compiling() or needs_plain_ops():
+        check_maps(z, weight=weight, bias=bias, mean_scale=mean_scale)
+        if needs_plain_ops() or not compiles_with_ops():
             return reference.agc(z, gamma, beta, lam)
         return torch.ops.deepcontrol.agc(z, gamma, beta, lam)[0]
+    # Everything that the checks and the launches depend on.
     key = (
-        "agc", z.shape, z.stride(), z.dtype, z.device, type(z), gamma.stride(), gamma.dtype,
-        beta.stride(), beta.dtype, lam.stride(), lam.dtype, kernel_switch(),
+        "agc", z.shape, z.stride(), z.dtype, z.device, type(z), kernel_switch(),
+        gamma.numel(), gamma.is_contiguous(), gamma.dtype, gamma.device,
+        beta.numel(), beta.is_contiguous(), beta.dtype,
+        lam.numel(), lam.is_contiguous(), lam.dtype,
     )  # fmt: skip
-    run, run_backward = replay_of(key, lambda: (Replay(agc_forward), Replay(_agc_backward)))
-    return _AGC.apply(z, gamma, beta, lam, run, run_backward)
+
+    def checked() -> tuple[Replay, Replay]:
+        check_maps(z, weight=gamma, bias=beta, mean_scale=lam)
+        return Replay(agc_forward), Replay(_agc_backward)
+
+    return _run_agc(z, gamma, beta, lam, *replay_of(key, checked))
 
 
 def agc_given_mean(
@@ -189,6 +196,10 @@ class _AGC(torch.autograd.Function):
             inputs = (z, weight, bias, mean_scale)
             return *differentiate(reference.agc, inputs, g, ctx.needs_input_grad), None, None
         return *ctx.run_backward(g, z, weight, bias, mean_scale, mean), None, None
+
+
+# Function.apply looks for a functorch transform first, which `agc` has excluded.
+_run_agc = super(torch.autograd.Function, _AGC).apply
 
 
 def _agc_backward(

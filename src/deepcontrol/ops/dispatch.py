@@ -18,6 +18,11 @@ from .layout import flat_strides, is_batched, shape_cache
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
+_environment = getattr(os.environ, "_data", os.environ)  # on Linux, a dict of bytes
+_SWITCH = (
+    os.fsencode("DEEPCONTROL_KERNELS") if _environment is not os.environ else "DEEPCONTROL_KERNELS"
+)
+
 
 def fallback_reason(z: Tensor) -> str | None:
     """Return why z (N, C, *) takes the plain path, or None if the kernels run."""
@@ -65,7 +70,9 @@ def device_fallback_reason(device: int | None) -> str | None:
 
 def kernel_switch() -> str:
     """Return DEEPCONTROL_KERNELS: "on", the default, or "off"."""
-    value = os.environ.get("DEEPCONTROL_KERNELS", "on")
+    if _SWITCH not in _environment:  # the common case: os.environ.get takes microseconds
+        return "on"
+    value = os.environ["DEEPCONTROL_KERNELS"]
     if value not in ("on", "off"):
         raise ValueError(f"DEEPCONTROL_KERNELS must be on or off, not {value!r}")
     return value

@@ -96,8 +96,8 @@ def cast_input(x: Tensor, weight: Tensor, gain: Tensor, groups: int) -> Tensor:
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype that autocast requests, or None. Like torch, leave doubles alone."""
-    device = x.device.type
-    if x.is_meta or not torch.is_autocast_enabled(device):  # which raises for meta
+    device = "cuda" if x.is_cuda else x.device.type  # the name of a device takes a microsecond
+    if device == "meta" or not torch.is_autocast_enabled(device):  # which raises for meta
         return None
     return torch.get_autocast_dtype(device) if x.dtype != torch.float64 else x.dtype
 

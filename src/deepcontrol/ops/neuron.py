@@ -14,6 +14,7 @@ There are two forms of the same arithmetic:
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from . import reference
 from .activation import get_activation
-from .agc import center_backward, center_bias_act, forward_function, saved_map
+from .agc import center_backward, center_bias_act, forward_function, plain_forward, saved_map
 from .dispatch import differentiate, needs_plain_ops
 from .gain_conv import (
     HALF_TYPES,
@@ -131,13 +132,18 @@ class NeuronPlan:
         ones = all(tuple(a) == (1, 1) for a in (stride, padding, dilation)) and groups == 1
         self.mean_from_operands = dtype in HALF_TYPES and ones and weight.shape[2:] == (3, 3)
         self.order: tuple[int, ...] | None = None  # of the dimensions of v in memory
+        # Whether one kernel makes the gradients of the filters and of bias and mean_scale.
+        self.joint_gradients = self.scales_in_kernel = False
         self.scale = Replay(self._scale)
         self.forward = Replay(self._forward)
         self.backward = Replay(self._backward)
+        self.backward_sums = Replay(self._backward_sums)
         self.filter_gradients = Replay(self._filter_gradients)
 
     def _scale(self, weight: Tensor, gain: Tensor) -> Tensor:
-        return scale_function(weight)(weight, gain, self.dtype, self.filter_norm)
+        scale = scale_function(weight)
+        self.scales_in_kernel = scale is not reference.scaled_filters
+        return scale(weight, gain, self.dtype, self.filter_norm)
 
     def _forward(
         self,
@@ -152,11 +158,14 @@ class NeuronPlan:
         check_maps(v, bias=bias, mean_scale=mean_scale)
         if self.order is None:
             self.order, self.single_position = memory_order(v), positions(v) == 1
+        # For a single sample, the backward of the maps has them without another launch.
+        kernels = forward_function(v) is not plain_forward
+        self.joint_gradients = self.scales_in_kernel and kernels and v.shape[0] > 1
         v = like_layout(v, self.order)  # if torch chose another one since
         operands = ConvOperands(x, scaled, map_sums) if self.mean_from_operands else None
         if self.pools:
             check_windows(v)
-            self.size, self.channels_last = tuple(v.shape[2:]), is_channels_last(v)
+            self.size, self.channels_last = (v.shape[2], v.shape[3]), is_channels_last(v)
             pooled, index, mean, sums = pool_forward_function(v)(
                 v, bias, mean_scale, self.activation, self.consumer_ratio, operands
             )
@@ -185,11 +194,54 @@ class NeuronPlan:
         g = like_layout(g, self.order)
         return center_backward(g, saved, bias, mean_scale, mean, self.activation)
 
-    def _filter_gradients(
-        self, dscaled: Tensor, weight: Tensor, gain: Tensor
+    def _backward_sums(
+        self,
+        g: Tensor,
+        saved: Tensor | None,
+        index: Tensor | None,
+        mean: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Return dW and dgamma."""
-        return scale_backward(weight, gain, dscaled, self.filter_norm)
+        """Return dv and the sums of h per map, (N, C), by the kernels."""
+        if index is not None:
+            from .triton import agc_pool
+
+            return agc_pool.backward(
+                g, saved, index, bias, mean_scale, mean,
+                self.size, self.activation, self.channels_last, sums_only=True,
+            )[:2]  # fmt: skip
+        from .triton import agc
+
+        assert self.order is not None
+        g = like_layout(g, self.order)
+        dv, _, sum_h, _ = agc.backward(
+            g, saved, mean, None, bias, mean_scale, self.activation, sums_only=True
+        )
+        return dv, sum_h
+
+    def _filter_gradients(
+        self,
+        dscaled: Tensor,
+        weight: Tensor,
+        gain: Tensor,
+        sum_h: Tensor | None,
+        mean: Tensor,
+        bias: Tensor,
+        mean_scale: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        """Return dW, dgamma and, from the sums of h per map if given, dbias and dmean_scale."""
+        if sum_h is None:
+            return *scale_backward(weight, gain, dscaled, self.filter_norm), None, None
+        from .triton import gain as kernels
+
+        sums = kernels.MapGradients(
+            sum_h, mean, torch.empty_like(bias), torch.empty_like(mean_scale)
+        )
+        of_filters = kernels.scale_backward(
+            weight, gain, dscaled, self.filter_norm, map_gradients=sums
+        )
+        return *of_filters, sums.dbeta, sums.dlam
 
     def reference(
         self, x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, mean_scale: Tensor
@@ -243,40 +295,41 @@ class FusedNeuron(torch.autograd.Function):
         if x is not None and (torch.is_grad_enabled() or is_batched(g)):
             inputs = (x, weight, gain, bias, mean_scale)
             return *differentiate(plan.reference, inputs, g, needs), None, None
-        dv, dbias, dscale = plan.backward(g, saved, index, mean, bias, mean_scale)
-        dx = dweight = dgain = None
         of_x, of_filters = needs[0], needs[1] or needs[2]
-        if x is not None:
-            if scaled is None:
-                scaled = plan.scale(weight, gain)
-            if of_x and of_filters and x.is_cuda and is_capturing():
-                dx, dweight, dgain = _parallel_backward(plan, dv, x, weight, gain, scaled)
-            else:
-                dx, dscaled, _ = convolution_backward(
-                    dv, x, scaled, None, *plan.convolution, (of_x, of_filters, False)
+        sum_h = dbias = dscale = dx = dweight = dgain = None
+        if of_filters and plan.joint_gradients:
+            dv, sum_h = plan.backward_sums(g, saved, index, mean, bias, mean_scale)
+        else:
+            dv, dbias, dscale = plan.backward(g, saved, index, mean, bias, mean_scale)
+        if x is None:
+            return None, None, None, dbias, dscale, None, None
+        if scaled is None:
+            scaled = plan.scale(weight, gain)
+        # Neither gradient of a convolution needs the other, and with small maps neither fills a
+        # GPU. While a CUDA graph is captured, that of the filters is recorded on a side stream, so
+        # that the graph has two branches. They join before backward returns: no memory is freed
+        # early.
+        parallel = of_x and of_filters and x.is_cuda and is_capturing()
+        with on_side_stream(x.device) if parallel else _nothing:
+            dx, dscaled, _ = convolution_backward(
+                dv, x, scaled, None, *plan.convolution, (of_x and not parallel, of_filters, False)
+            )
+            if of_filters:
+                dweight, dgain, *rest = plan.filter_gradients(
+                    dscaled, weight, gain, sum_h, mean, bias, mean_scale
                 )
-                if of_filters:
-                    dweight, dgain = plan.filter_gradients(dscaled, weight, gain)
+                if sum_h is not None:
+                    dbias, dscale = rest
+        if parallel:
+            dx = convolution_backward(dv, x, scaled, None, *plan.convolution, (True, False, False))[
+                0
+            ]
+            wait_for_side_stream(x.device)
         return dx, dweight, dgain, dbias, dscale, None, None
 
 
-def _parallel_backward(
-    plan: NeuronPlan, dv: Tensor, x: Tensor, weight: Tensor, gain: Tensor, scaled: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of x and of the filters as two branches of a CUDA graph.
-
-    Neither needs the other, and with small maps neither fills a GPU. They join before backward
-    returns: no memory is freed early.
-    """
-    with on_side_stream(x.device):
-        _, dscaled, _ = convolution_backward(
-            dv, x, scaled, None, *plan.convolution, (False, True, False)
-        )
-        dweight, dgain = plan.filter_gradients(dscaled, weight, gain)
-    dx, _, _ = convolution_backward(dv, x, scaled, None, *plan.convolution, (True, False, False))
-    wait_for_side_stream(x.device)
-    return dx, dweight, dgain
-
-
+_nothing = nullcontext()
+# Function.apply looks for a functorch transform first, which `runs_fused` has excluded.
+run_fused = super(torch.autograd.Function, FusedNeuron).apply
 convolution_backward = torch.ops.aten.convolution_backward.default
 is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)

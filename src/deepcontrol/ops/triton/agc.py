@@ -239,10 +239,12 @@ def backward(
     activation: str,
     tiling: Tiling | None = None,
     traced: bool = False,
+    sums_only: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Return dz, dgamma (None without gamma), dbeta and dlam.
 
     Args:
+        sums_only: Return the sums of h per map, (N, C), in place of dbeta, and leave dlam empty.
         saved: z, y, the ReLU mask or None. With a mask, the dimensions of g must have the same
             order in memory as those of y.
     """
@@ -272,6 +274,9 @@ def backward(
     arguments = dict(tiled.rewrite_arguments, dz=dz, **sums, **common)
     arguments |= tiled.add_up(partial_sums)
     launch(agc_backward_kernel, tiled.rewrite_grid, arguments, g.device, traced)
+    if sums_only:
+        assert sums["sum_h"] is not None
+        return dz, dgamma, sums["sum_h"], dlam
     for each in filter_gradient_launches(sums, mean, gamma, dgamma, dbeta, dlam):
         launch(*each, g.device, traced)
     return dz, dgamma, dbeta, dlam

@@ -185,8 +185,9 @@ def backward(
     activation: str,
     channels_last: bool,
     traced: bool = False,
+    sums_only: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dv, dbeta and dlam; see ops/pool.py."""
+    """Return dv, dbeta and dlam; see ops/pool.py, and agc.backward for sums_only."""
     order = memory_order(index)
     g = like_layout(g, order)
     saved = g if pooled is None else like_layout(pooled, order)
@@ -214,6 +215,9 @@ def backward(
         **_strides(dv, "s"), **_strides(g, "o"),
     )  # fmt: skip
     launch(agc_pool_backward_kernel, (tiled.units * tiles, 1, 1), arguments, g.device, traced)
+    if sums_only:
+        assert sums["sum_h"] is not None
+        return dv, sums["sum_h"], dlam
     for each in filter_gradient_launches(sums, mean, None, None, dbeta, dlam):
         launch(*each, g.device, traced)
     return dv, dbeta, dlam

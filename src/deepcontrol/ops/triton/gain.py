@@ -14,7 +14,7 @@ Left to itself, torch.compile makes two kernels of the backward, one for dW and 
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -33,6 +33,15 @@ BLOCK = 1024  # weights per program in the forward
 BLOCK_FILTER = 8192  # weights that a program reads at once if it sums a filter: nearly any filter
 
 _SMALLEST_SQUARE = tl.constexpr(SMALLEST_SQUARE)
+
+
+class MapGradients(NamedTuple):
+    """Sums of h per map, (N, C), the means, and the gradients of the filters to make of them."""
+
+    sum_h: Tensor
+    mean: Tensor
+    dbeta: Tensor
+    dlam: Tensor
 
 
 @triton.jit
@@ -63,9 +72,21 @@ def _scale(weight, gain, scaled, length, NORM: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def _scale_backward(
-    weight, gain, dscaled, dweight, dgain, length, NORM: tl.constexpr, BLOCK: tl.constexpr
-):
+    weight, gain, dscaled, dweight, dgain, sum_h, mean, dbeta, dlam, length, N,
+    NORM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Write dW and dgamma of a filter and, if the sums of its maps are given, dbeta and dlam."""
     row = tl.program_id(0)
+    if sum_h is not None:
+        db = tl.zeros([BLOCK_N], tl.float32)
+        dl = db
+        for n0 in range(0, N, BLOCK_N):
+            n = n0 + tl.arange(0, BLOCK_N)
+            h = tl.load(sum_h + n * tl.num_programs(0) + row, mask=n < N, other=0.0)
+            db += h
+            dl += h * tl.load(mean + n * tl.num_programs(0) + row, mask=n < N, other=0.0)
+        tl.store(dbeta + row, tl.sum(db, 0))
+        tl.store(dlam + row, -tl.sum(dl, 0))
     gamma = tl.load(gain + row).to(tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     if NORM > 0:
@@ -131,8 +152,12 @@ def scale_backward(
     dscaled: Tensor,
     filter_norm: float | None = None,
     traced: bool = False,
+    map_gradients: MapGradients | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return dW and dgamma."""
+    """Return dW and dgamma; write dbeta and dlam if map_gradients are given.
+
+    These take a launch of their own otherwise, which adds up the sums of all samples.
+    """
     dscaled = like_layout(dscaled, memory_order(weight))
     dweight = torch.empty_like(weight)
     dgain = gain.new_empty(gain.shape)
@@ -140,9 +165,13 @@ def scale_backward(
     block = power_of_2(length, BLOCK_FILTER)
     arguments = dict(
         weight=weight, gain=gain.contiguous(), dscaled=dscaled, dweight=dweight, dgain=dgain,
-        length=length, NORM=filter_norm or 0.0, BLOCK=block,
+        length=length, NORM=filter_norm or 0.0, BLOCK=block, N=0, BLOCK_N=1,
         num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip
+    arguments |= dict.fromkeys(("sum_h", "mean", "dbeta", "dlam"))
+    if map_gradients is not None:
+        n = map_gradients.sum_h.shape[0]
+        arguments |= map_gradients._asdict() | dict(N=n, BLOCK_N=power_of_2(n, 64))
     launch(_scale_backward, (rows, 1, 1), arguments, weight.device, traced)
     return dweight, dgain
 
