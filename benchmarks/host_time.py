@@ -107,13 +107,13 @@ def main() -> None:
     finally:
         gc.enable()
 
-    peer = [sum(measured) for measured in times[PEER]]
+    peer = [sum(pair) for pair in times[PEER]]
     rows: list[dict[str, object]] = []
-    for name, measured in times.items():
-        totals = [sum(both) for both in measured]
+    for name, pairs in times.items():
+        totals = [sum(pair) for pair in pairs]
         ratios = [total / other for total, other in zip(totals, peer, strict=True)]
         row: dict[str, object] = {"contender": name}
-        parts = zip(*measured, strict=True)
+        parts = zip(*pairs, strict=True)
         for part, values in zip(("forward", "backward", "total"), (*parts, totals), strict=True):
             row |= percentiles(f"{part}_us", values)
         row |= percentiles("total_vs_batchnorm", ratios)
