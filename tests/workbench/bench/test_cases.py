@@ -95,6 +95,8 @@ def test_cpu_refuses_graphs_and_bf16() -> None:
         cpu_comparisons(Bench(engines=("graph",)))
     with pytest.raises(ValueError, match="fp32 only"):
         cpu_comparisons(Bench(dtypes=("bf16",)))
+    with pytest.raises(ValueError, match="need a GPU; leave them out"):
+        cpu_comparisons(Bench(main=True))
     comparisons = cpu_comparisons(Bench())
     assert [(cases[0].group, cases[0].batch) for cases in comparisons] == [
         ("neuron", 1), ("inference", 1), ("segnet", 1), ("segnet", 4),

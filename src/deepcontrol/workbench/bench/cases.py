@@ -287,6 +287,8 @@ def cpu_comparisons(settings: Bench) -> list[tuple[Case, ...]]:
             raise ValueError(
                 f"CUDA graphs need a GPU, got --engines {engine}; use eager or compile on a CPU"
             )
+    if settings.main or settings.sizes or settings.layouts:
+        raise ValueError("--main, --sizes and --layouts need a GPU; leave them out on a CPU")
     if set(settings.dtypes) - {"fp32"}:
         raise ValueError(f"a CPU measures fp32 only, got --dtypes {' '.join(settings.dtypes)}")
     comparisons = []
