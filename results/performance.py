@@ -43,6 +43,7 @@ MODES = {
     "torch.compile": ("compile",),
     "captured": ("graph", "compile+graph"),
 }
+MODE_ENGINES = tuple(engine for engines in MODES.values() for engine in engines)
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,13 @@ class Step:
     contender: str
     engine: str
     batch: int
-    size: str
+    size: str  # with the memory format, if it is not channels_last
     dtype: str
     ms: float  # median
     ms_p20: float
     ms_p80: float
     activations_mib: float
     run: str  # time at which that run of the benchmark started
-    layout: str = "channels_last"
 
     @property
     def case(self) -> tuple[str, int, str]:
@@ -77,23 +77,22 @@ def read_steps(path: Path = BENCH) -> list[Step]:
             contender=row["contender"],
             engine=row["engine"],
             batch=int(row["batch"]),
-            size=row["size"],
+            size=row["size"] + (", contiguous" if row.get("layout") == "contiguous" else ""),
             dtype=row["dtype"],
             ms=float(row["ms_p50"]),
             ms_p20=float(row["ms_p20"]),
             ms_p80=float(row["ms_p80"]),
-            activations_mib=float(row["activations_mib"]),
+            activations_mib=float(row["activations_mib"] or "nan"),  # none for reduce-overhead
             run=row["run"],
-            layout=row.get("layout") or "channels_last",
         )
         for row in rows
     ]
 
 
 def find(steps: Sequence[Step], case: tuple[str, int, str], contender: str) -> list[Step]:
-    """Return the steps of one contender in one case, fastest first."""
+    """Return the steps of one contender in one case in all MODES, fastest first."""
     found = [s for s in steps if s.case == case and s.contender == contender]
-    return sorted(found, key=lambda step: step.ms)
+    return sorted((s for s in found if s.engine in MODE_ENGINES), key=lambda step: step.ms)
 
 
 def in_mode(steps: Sequence[Step], mode: str) -> Step | None:
@@ -139,7 +138,7 @@ def engine_table(steps: Sequence[Step]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---|---" + "|---:" * len(engines) + "|"]
     for case in _cases(steps, "bf16"):
         for contender in ("agc", "bn"):
-            found = {step.engine: step for step in find(steps, case, contender)}
+            found = {s.engine: s for s in steps if (s.case, s.contender) == (case, contender)}
             times = [f"{found[e].ms:.2f}" if e in found else "" for e in engines]
             some = next(iter(found.values()))
             lines.append(f"| {_name(some)} | {NAMES[contender]} | {' | '.join(times)} |")
@@ -153,7 +152,8 @@ def contender_table(steps: Sequence[Step], case: tuple[str, int, str]) -> str:
     benchmark than the latest in the table.
     """
     names = dict.fromkeys(s.contender for s in steps if s.case == case)
-    found = sorted((find(steps, case, name) for name in names), key=lambda some: some[0].ms)
+    measured = [some for name in names if (some := find(steps, case, name))]
+    found = sorted(measured, key=lambda some: some[0].ms)
     latest = max(step.run for some in found for step in some)
     lines = [
         f"| step in ms | {' | '.join(MODES)} | activations |",
@@ -181,11 +181,11 @@ def nnunet_section(steps: Sequence[Step]) -> str:
 
     Each contender is in its fastest engine. Nothing, if it was not measured.
     """
-    measured = [s for s in steps if s.network in NNUNETS]
-    cases = dict.fromkeys((s.network, s.size, s.batch, s.layout) for s in measured)
+    measured = [s for s in steps if s.network in NNUNETS and s.engine in MODE_ENGINES]
+    cases = dict.fromkeys((s.network, s.size, s.batch) for s in measured)
     lines = []
     for case in cases:
-        members = [s for s in measured if (s.network, s.size, s.batch, s.layout) == case]
+        members = [s for s in measured if (s.network, s.size, s.batch) == case]
         peers = {
             contender: min((s for s in members if s.contender == contender), key=lambda s: s.ms)
             for contender in dict.fromkeys(s.contender for s in members)
@@ -194,10 +194,10 @@ def nnunet_section(steps: Sequence[Step]) -> str:
         if agc is None or instance is None:
             continue
         times = [f"{peers[c].ms:.2f}" if c in peers else "" for c in ("agc", "in", "bn", "none")]
-        network, size, batch, layout = case
+        network, size, batch = case
         memory = agc.activations_mib / instance.activations_mib
         lines.append(
-            f"| {NNUNETS[network]} {size}, {batch}, {layout} | {' | '.join(times)} "
+            f"| {NNUNETS[network]} {size}, {batch} | {' | '.join(times)} "
             f"| {_time_ratio(agc, instance)} | {memory:.2f}x |"
         )
     if not lines:

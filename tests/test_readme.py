@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import runpy
 import sys
@@ -126,6 +127,7 @@ def test_modes_show_the_fastest_engine_of_a_mode(performance: ModuleType) -> Non
         step("agc", "eager", 3.0),
         step("agc", "graph", 1.0, activations_mib=10.0),
         step("agc", "compile+graph", 2.0),
+        step("agc", "reduce-overhead", 0.5, activations_mib=math.nan),  # in no column
         step("bn", "eager", 4.0),
         step("bn", "compile+graph", 2.5, activations_mib=40.0),
     ]
@@ -136,18 +138,20 @@ def test_modes_show_the_fastest_engine_of_a_mode(performance: ModuleType) -> Non
     )
     table = performance.contender_table([*steps, step("in", "eager", 9.0, run="")], some.case)
     assert "| AGC | 3.00 |  | 1.00 | 10 MiB |" in table
+    assert "| AGC | 3.00 | 0.50 | 1.00 | 2.00 |" in performance.engine_table(steps)
     assert "| InstanceNorm | 9.00 \\* |" in table
 
 
 def test_sections_appear_once_they_are_measured(performance: ModuleType, tmp_path: Path) -> None:
     steps = performance.read_steps()
-    volume = dataclasses.replace(steps[0], network="nnunet", size="96x96x96", batch=1)
+    size = "96x96x96, contiguous"
+    volume = dataclasses.replace(steps[0], network="nnunet", size=size, batch=1)
     found = [
-        dataclasses.replace(volume, contender=contender, ms=ms, layout="contiguous")
+        dataclasses.replace(volume, contender=contender, ms=ms)
         for contender, ms in (("agc", 3.0), ("in", 4.0), ("agc", 9.0))
     ]
     assert performance.nnunet_section([steps[0]]) == ""
-    row = "| plain 96x96x96, 1, contiguous | 3.00 | 4.00 |  |  | 0.75x | 1.00x |"
+    row = "| plain 96x96x96, contiguous, 1 | 3.00 | 4.00 |  |  | 0.75x | 1.00x |"
     assert row in performance.nnunet_section(found)
     assert performance.main_table([*steps, *found]) == performance.main_table(steps)
     path = tmp_path / "host.csv"

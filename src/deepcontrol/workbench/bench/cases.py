@@ -75,7 +75,8 @@ class Bench:
     ] = ()
     """Image sizes to select, such as 96x96x96."""
     layouts: Annotated[
-        tuple[Layout, ...], arg(help_behavior_hint="(default: both for nnU-Net, channels_last)")
+        tuple[Layout, ...],
+        arg(help_behavior_hint="(default: both for nnU-Net, else channels_last)"),
     ] = ()
     """Memory formats of the feature maps."""
     steps: int = 30

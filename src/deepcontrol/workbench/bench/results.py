@@ -104,7 +104,7 @@ def source_hash() -> str:
         for part in ("ops", "nn", "workbench/models")
         for path in (package / part).rglob("*.py")
     )
-    files.append(package / "step.py")
+    files += [package / "graphed_model.py", package / "step.py"]
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
