@@ -84,7 +84,8 @@ def own_loop(case: Case, step: TrainingStep, batch: tuple[Tensor, Tensor]) -> Ca
 
     def train() -> None:
         optimizer.zero_grad()
-        with torch.autocast("cuda", step.autocast, enabled=step.autocast is not None):
+        device = inputs.device.type
+        with torch.autocast(device, step.autocast, enabled=step.autocast is not None):
             value = loss(fast(inputs), targets)
         value.backward()
         optimizer.step()
