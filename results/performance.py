@@ -13,24 +13,37 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "benchmarks" / "results" / "bench-cuda.csv"
+HOST_TIME = BENCH.with_name("host-time-cuda.csv")
 SOURCE = "benchmarks/results/bench-cuda.csv"
 
 NETWORKS = {"segnet": "SegNet", "resnet50": "ResNet-50", "unet3d": "3-D U-Net"}
+NNUNETS = {"nnunet": "plain", "nnunet-res": "residual encoder"}
 NAMES = {
     "agc": "AGC",
     "bn": "BatchNorm",
     "bn-byte-pool": "BatchNorm, byte-index pooling",
     "gn": "GroupNorm",
     "in": "InstanceNorm",
+    "frn": "FRN",
+    "evonorm-s0": "EvoNorm-S0",
     "none": "no normalization",
     "one-liner": "AGC as one line of PyTorch",
 }
 ENGINES = {
     "eager": "eager",
     "compile": "torch.compile",
+    "reduce-overhead": "reduce-overhead",
+    "graphed": "graphed model",
     "graph": "CUDA graph",
     "compile+graph": "torch.compile, CUDA graph",
 }
+# A reader's ways to run a step, and the engines of each. The fastest of them counts.
+MODES = {
+    "eager": ("eager",),
+    "torch.compile": ("compile",),
+    "captured": ("graph", "compile+graph"),
+}
+MODE_ENGINES = tuple(engine for engines in MODES.values() for engine in engines)
 
 
 @dataclass(frozen=True)
@@ -41,7 +54,7 @@ class Step:
     contender: str
     engine: str
     batch: int
-    size: str
+    size: str  # with the memory format, if it is not channels_last
     dtype: str
     ms: float  # median
     ms_p20: float
@@ -64,12 +77,12 @@ def read_steps(path: Path = BENCH) -> list[Step]:
             contender=row["contender"],
             engine=row["engine"],
             batch=int(row["batch"]),
-            size=row["size"],
+            size=row["size"] + (", contiguous" if row.get("layout") == "contiguous" else ""),
             dtype=row["dtype"],
             ms=float(row["ms_p50"]),
             ms_p20=float(row["ms_p20"]),
             ms_p80=float(row["ms_p80"]),
-            activations_mib=float(row["activations_mib"]),
+            activations_mib=float(row["activations_mib"] or "nan"),  # none for reduce-overhead
             run=row["run"],
         )
         for row in rows
@@ -77,74 +90,160 @@ def read_steps(path: Path = BENCH) -> list[Step]:
 
 
 def find(steps: Sequence[Step], case: tuple[str, int, str], contender: str) -> list[Step]:
-    """Return the steps of one contender in one case, fastest first."""
+    """Return the steps of one contender in one case in all MODES, fastest first."""
     found = [s for s in steps if s.case == case and s.contender == contender]
-    return sorted(found, key=lambda step: step.ms)
+    return sorted((s for s in found if s.engine in MODE_ENGINES), key=lambda step: step.ms)
+
+
+def in_mode(steps: Sequence[Step], mode: str) -> Step | None:
+    """Return the fastest step of a mode, or None if it was not measured."""
+    found = [step for step in steps if step.engine in MODES[mode]]
+    return min(found, key=lambda step: step.ms, default=None)
 
 
 def main_table(steps: Sequence[Step]) -> str:
-    """Compare AGC and BatchNorm in bf16, each in its fastest engine; one row per network."""
+    """Compare AGC and BatchNorm in bf16 in every mode; one row per network."""
+    heads = [*MODES, "activations, captured"]
     lines = [
-        "| network, batch | time: AGC | BatchNorm | ratio | memory: AGC | BatchNorm | ratio |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| AGC / BatchNorm | " + " | ".join(heads) + " |",
+        "|---" + "|---:" * len(heads) + "|",
     ]
     for case in _cases(steps, "bf16"):
-        agc, bn = (find(steps, case, contender)[0] for contender in ("agc", "bn"))
-        lines.append(
-            f"| {_name(agc)} | {agc.ms:.2f} ms | {bn.ms:.2f} ms | {_time_ratio(agc, bn)} "
-            f"| {agc.activations_mib:.0f} MiB | {bn.activations_mib:.0f} MiB "
-            f"| {agc.activations_mib / bn.activations_mib:.2f}x |"
-        )
+        agc, bn = (find(steps, case, contender) for contender in ("agc", "bn"))
+        cells = [_compared(in_mode(agc, mode), in_mode(bn, mode)) for mode in MODES]
+        cells.append(_memory_compared(in_mode(agc, "captured"), in_mode(bn, "captured")))
+        lines.append(f"| {_name(agc[0])} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def eager_note(steps: Sequence[Step]) -> str:
-    """State how AGC compares with BatchNorm in eager mode, SegNet at batches 8 and 1."""
-    times = {
-        batch: [
-            _in_engine(find(steps, ("segnet", batch, "bf16"), contender), "eager").ms
-            for contender in ("agc", "bn")
-        ]
-        for batch in (8, 1)
-    }
-    slower = all(agc > bn for agc, bn in times.values())
-    order = "slower than BatchNorm" if slower else "not always faster than BatchNorm"
-    cases = " and ".join(
-        f"{agc:.1f} ms against {bn:.1f} ms at batch {batch}" for batch, (agc, bn) in times.items()
-    )
-    return f"**In eager mode AGC is {order}**: SegNet takes {cases}.\n"
+def _compared(agc: Step | None, peer: Step | None) -> str:
+    """Return both times and their ratio, or what was measured of it."""
+    if agc is None or peer is None:
+        return " / ".join(f"{step.ms:.2f} ms" if step else "-" for step in (agc, peer))
+    return f"{agc.ms:.2f} / {peer.ms:.2f} ms: {_time_ratio(agc, peer)}"
+
+
+def _memory_compared(agc: Step | None, peer: Step | None) -> str:
+    if agc is None or peer is None:
+        return "-"
+    mine, theirs = agc.activations_mib, peer.activations_mib
+    return f"{mine:.0f} / {theirs:.0f} MiB: {mine / theirs:.2f}x"
 
 
 def engine_table(steps: Sequence[Step]) -> str:
-    """List every engine measured for AGC and BatchNorm in bf16, one row per network."""
-    engines = ("eager", "graph", "compile+graph")
-    heads = [f"{name}: {e}" for name in ("AGC", "BN") for e in engines]
-    lines = [f"| network, batch | {' | '.join(heads)} |", "|---" + "|---:" * len(heads) + "|"]
+    """List the step times of AGC and BatchNorm in bf16 in every engine measured."""
+    measured = {s.engine for s in steps if s.dtype == "bf16" and s.network in NETWORKS}
+    engines = [engine for engine in ENGINES if engine in measured]
+    heads = ["network, batch", "", *(ENGINES[engine] for engine in engines)]
+    lines = [f"| {' | '.join(heads)} |", "|---|---" + "|---:" * len(engines) + "|"]
     for case in _cases(steps, "bf16"):
-        found = {(s.contender, s.engine): s for s in steps if s.case == case}
-        cells = [found.get((c, e)) for c in ("agc", "bn") for e in engines]
-        some = find(steps, case, "agc")[0]
-        words = [f"{cell.ms:.2f}" if cell else "" for cell in cells]
-        lines.append(f"| {_name(some)} | {' | '.join(words)} |")
+        for contender in ("agc", "bn"):
+            found = {s.engine: s for s in steps if (s.case, s.contender) == (case, contender)}
+            times = [f"{found[e].ms:.2f}" if e in found else "" for e in engines]
+            some = next(iter(found.values()))
+            lines.append(f"| {_name(some)} | {NAMES[contender]} | {' | '.join(times)} |")
     return "\n".join(lines) + "\n"
 
 
 def contender_table(steps: Sequence[Step], case: tuple[str, int, str]) -> str:
-    """List every contender of one case in its fastest engine, fastest first."""
+    """List every contender of one case in every mode, fastest first.
+
+    The activations are those of the fastest engine. A star marks a time of an earlier run of the
+    benchmark than the latest in the table.
+    """
     names = dict.fromkeys(s.contender for s in steps if s.case == case)
-    fastest = sorted((find(steps, case, name)[0] for name in names), key=lambda step: step.ms)
-    latest = max(step.run for step in fastest)
-    lines = ["| | fastest engine measured | step | activations |", "|---|---|---:|---:|"]
-    for step in fastest:
-        mark = "" if step.run == latest else " \\*"
+    measured = [some for name in names if (some := find(steps, case, name))]
+    found = sorted(measured, key=lambda some: some[0].ms)
+    latest = max(step.run for some in found for step in some)
+    lines = [
+        f"| step in ms | {' | '.join(MODES)} | activations |",
+        "|---" + "|---:" * (len(MODES) + 1) + "|",
+    ]
+    marked = False
+    for some in found:
+        cells = []
+        for step in (in_mode(some, mode) for mode in MODES):
+            mark = "" if step is None or step.run == latest else " \\*"
+            marked |= bool(mark)
+            cells.append("" if step is None else f"{step.ms:.2f}{mark}")
         lines.append(
-            f"| {NAMES[step.contender]}{mark} | {ENGINES[step.engine]} | {step.ms:.2f} ms "
-            f"| {step.activations_mib:.0f} MiB |"
+            f"| {NAMES[some[0].contender]} | {' | '.join(cells)} "
+            f"| {some[0].activations_mib:.0f} MiB |"
         )
     table = "\n".join(lines) + "\n"
-    if any(step.run != latest for step in fastest):
-        table += "\n\\* measured in an earlier run of the benchmark than the other rows.\n"
+    if marked:
+        table += "\n\\* measured in an earlier run of the benchmark than the other times.\n"
     return table
+
+
+def nnunet_section(steps: Sequence[Step]) -> str:
+    """Compare AGC with InstanceNorm in nnU-Net, beside BatchNorm and no normalization.
+
+    Each contender is in its fastest engine. Nothing, if it was not measured.
+    """
+    measured = [s for s in steps if s.network in NNUNETS and s.engine in MODE_ENGINES]
+    cases = dict.fromkeys((s.network, s.size, s.batch) for s in measured)
+    lines = []
+    for case in cases:
+        members = [s for s in measured if (s.network, s.size, s.batch) == case]
+        peers = {
+            contender: min((s for s in members if s.contender == contender), key=lambda s: s.ms)
+            for contender in dict.fromkeys(s.contender for s in members)
+        }
+        agc, instance = peers.get("agc"), peers.get("in")
+        if agc is None or instance is None:
+            continue
+        times = [f"{peers[c].ms:.2f}" if c in peers else "" for c in ("agc", "in", "bn", "none")]
+        network, size, batch = case
+        memory = agc.activations_mib / instance.activations_mib
+        lines.append(
+            f"| {NNUNETS[network]} {size}, {batch} | {' | '.join(times)} "
+            f"| {_time_ratio(agc, instance)} | {memory:.2f}x |"
+        )
+    if not lines:
+        return ""
+    heads = ["network, batch", *(NAMES[c] for c in ("agc", "in", "bn", "none"))]
+    heads += ["time: AGC / InstanceNorm", "activations"]
+    return "\n".join(
+        [
+            "## nnU-Net\n",
+            "Step time in ms, each contender in its fastest engine.\n",
+            f"| {' | '.join(heads)} |",
+            "|---" + "|---:" * (len(heads) - 1) + "|",
+            *lines,
+            "",
+        ]
+    )
+
+
+def host_time_section(path: Path = HOST_TIME) -> str:
+    """List the host time of a layer in eager mode. Nothing, if it was not measured."""
+    if not path.exists():
+        return ""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [
+        "## Host time of a layer in eager mode\n",
+        f"Microseconds to queue the kernels of one layer (`{HOST_TIME.relative_to(ROOT)}`).\n",
+        "| | forward | backward | sum | p20 to p80 | / conv+BN+ReLU |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        forward, backward, total, p20, p80 = (
+            f"{float(row[name]):.0f}"
+            for name in (
+                "forward_us_p50",
+                "backward_us_p50",
+                "total_us_p50",
+                "total_us_p20",
+                "total_us_p80",
+            )
+        )
+        ratio = f"{float(row['total_vs_batchnorm_p50']):.2f}x"
+        lines.append(
+            f"| {row['contender']} | {forward} | {backward} | {total} | {p20} to {p80} | {ratio} |"
+        )
+    return "\n".join([*lines, ""])
 
 
 def tf32_table(steps: Sequence[Step]) -> str:
@@ -177,13 +276,14 @@ def blocks() -> dict[Path, dict[str, str]]:
     """Return the generated blocks of each file, by name."""
     steps = read_steps()
     return {
-        ROOT / "README.md": {"steps": main_table(steps), "eager": eager_note(steps)},
+        ROOT / "README.md": {"steps": main_table(steps)},
         ROOT / "docs" / "performance.md": {
             "steps": main_table(steps),
-            "eager": eager_note(steps),
             "engines": engine_table(steps),
             "contenders": contender_table(steps, ("segnet", 8, "bf16")),
             "volumes": contender_table(steps, ("unet3d", 1, "bf16")),
+            "nnU-Net": nnunet_section(steps),
+            "host time": host_time_section(),
             "tf32": tf32_table(steps),
             "largest batch": largest_batch_table(),
         },
@@ -210,6 +310,7 @@ def fill(text: str, contents: dict[str, str]) -> str:
 def _cases(steps: Sequence[Step], dtype: str) -> list[tuple[str, int, str]]:
     """Return the cases measured for AGC and BatchNorm: by network, large batches first."""
     found = {s.case for s in steps if s.contender == "agc" and s.dtype == dtype}
+    found = {case for case in found if case[0] in NETWORKS}
     found &= {s.case for s in steps if s.contender == "bn"}
     order = list(NETWORKS)
     return sorted(found, key=lambda case: (order.index(case[0]), -case[1]))
@@ -223,10 +324,6 @@ def _time_ratio(step: Step, reference: Step) -> str:
     """Return the ratio of the medians, with ~ if two runs of the benchmark measured them."""
     mark = "" if step.run == reference.run else "~"
     return f"{mark}{step.ms / reference.ms:.2f}x"
-
-
-def _in_engine(steps: Sequence[Step], engine: str) -> Step:
-    return next(step for step in steps if step.engine == engine)
 
 
 def main() -> None:

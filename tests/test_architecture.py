@@ -25,7 +25,14 @@ LIBRARY: dict[str, set[str]] = {
     "deepcontrol.nn": {"deepcontrol.ops"},
     "deepcontrol.convert": {"deepcontrol.ops", "deepcontrol.nn"},
     "deepcontrol.step": set(),
-    "deepcontrol": {"deepcontrol.ops", "deepcontrol.nn", "deepcontrol.convert", "deepcontrol.step"},
+    "deepcontrol.graphed_model": set(),
+    "deepcontrol": {
+        "deepcontrol.ops",
+        "deepcontrol.nn",
+        "deepcontrol.convert",
+        "deepcontrol.step",
+        "deepcontrol.graphed_model",
+    },
 }
 W = "deepcontrol.workbench"
 ALLOWED: dict[str, set[str]] = LIBRARY | {
@@ -66,6 +73,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.data_init": {f"{W}.data", f"{W}.folders"},
     f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
     f"{W}.bench": {
+        "deepcontrol.graphed_model",
         "deepcontrol.nn",
         "deepcontrol.ops",
         "deepcontrol.step",

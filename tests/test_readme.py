@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import runpy
 import sys
@@ -114,6 +115,53 @@ def test_ratio_across_two_runs_is_marked(performance: ModuleType) -> None:
     earlier = dataclasses.replace(gn, run="2026-11-16T01:41:45Z")
     assert performance._time_ratio(agc, earlier) == f"~{agc.ms / gn.ms:.2f}x"
     assert performance._time_ratio(agc, agc) == "1.00x"
+
+
+def test_modes_show_the_fastest_engine_of_a_mode(performance: ModuleType) -> None:
+    (some,) = performance.find(performance.read_steps(), ("segnet", 8, "bf16"), "gn")[:1]
+
+    def step(contender: str, engine: str, ms: float, **more: object) -> object:
+        return dataclasses.replace(some, contender=contender, engine=engine, ms=ms, **more)
+
+    steps = [
+        step("agc", "eager", 3.0),
+        step("agc", "graph", 1.0, activations_mib=10.0),
+        step("agc", "compile+graph", 2.0),
+        step("agc", "reduce-overhead", 0.5, activations_mib=math.nan),  # in no column
+        step("bn", "eager", 4.0),
+        step("bn", "compile+graph", 2.5, activations_mib=40.0),
+    ]
+    (row,) = performance.main_table(steps).splitlines()[2:]
+    assert row == (
+        "| SegNet 256x512, 8 | 3.00 / 4.00 ms: 0.75x | - / - | 1.00 / 2.50 ms: 0.40x "
+        "| 10 / 40 MiB: 0.25x |"
+    )
+    table = performance.contender_table([*steps, step("in", "eager", 9.0, run="")], some.case)
+    assert "| AGC | 3.00 |  | 1.00 | 10 MiB |" in table
+    assert "| AGC | 3.00 | 0.50 | 1.00 | 2.00 |" in performance.engine_table(steps)
+    assert "| InstanceNorm | 9.00 \\* |" in table
+
+
+def test_sections_appear_once_they_are_measured(performance: ModuleType, tmp_path: Path) -> None:
+    steps = performance.read_steps()
+    size = "96x96x96, contiguous"
+    volume = dataclasses.replace(steps[0], network="nnunet", size=size, batch=1)
+    found = [
+        dataclasses.replace(volume, contender=contender, ms=ms)
+        for contender, ms in (("agc", 3.0), ("in", 4.0), ("agc", 9.0))
+    ]
+    assert performance.nnunet_section([steps[0]]) == ""
+    row = "| plain 96x96x96, contiguous, 1 | 3.00 | 4.00 |  |  | 0.75x | 1.00x |"
+    assert row in performance.nnunet_section(found)
+    assert performance.main_table([*steps, *found]) == performance.main_table(steps)
+    path = tmp_path / "host.csv"
+    assert performance.host_time_section(path) == ""
+    parts = ("forward_us_p50", "backward_us_p50", "total_us_p50", "total_us_p20", "total_us_p80")
+    path.write_text(
+        f"contender,{','.join(parts)},total_vs_batchnorm_p50\nAGCConv2d,100,120,221,210,240,0.713\n"
+    )
+    shown = performance.host_time_section(path)
+    assert "| AGCConv2d | 100 | 120 | 221 | 210 to 240 | 0.71x |" in shown
 
 
 def test_picture_matches_the_results(figure: ModuleType) -> None:

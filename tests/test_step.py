@@ -8,9 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.optim.swa_utils import AveragedModel
 
 from deepcontrol import AGCConv2d, TrainingStep
-from deepcontrol.step import MAX_GRAPHS, WARMUP_STEPS, Engine, _Graph, _host_state, _Watch
+from deepcontrol.step import (
+    DDP_WARMUP_STEPS,
+    MAX_GRAPHS,
+    WARMUP_STEPS,
+    Engine,
+    _ddp_obstacle,
+    _Graph,
+    _host_state,
+    _LearningRates,
+    _Watch,
+)
 
 
 def network(device: str) -> nn.Module:
@@ -58,6 +70,125 @@ def test_cpu_steps_equal_a_plain_loop() -> None:
         assert torch.equal(step(*batch), plain_step(peer, optimizer, batch))
         assert "CUDA" in str(step.why_eager)
     assert_same(model, peer, 0)
+
+
+def all_at_once(model: nn.Module, engine: Engine, make_optimizer: Callable) -> list[str | None]:
+    """Train with a schedule per step, bf16, accumulation, clipping and a moving average.
+
+    The model ends with the average's weights. Returns why each step ran eagerly.
+    """
+    device = next(model.parameters()).device.type
+    optimizer = make_optimizer(model.parameters())
+    scheduler = CosineAnnealingLR(optimizer, 12)
+    average = AveragedModel(model, use_buffers=True)
+
+    def clip(loss: Tensor) -> Tensor:
+        clip_grad_norm_(model.parameters(), 0.05)
+        return loss
+
+    def half(logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits, labels) / 2
+
+    step = TrainingStep(model, half, optimizer, engine, torch.bfloat16, clip, accumulate=2)
+    reasons = []
+    for batch in batches(12, device):
+        step(*batch)
+        scheduler.step()
+        average.update_parameters(model)
+        reasons.append(step.why_eager)
+    model.load_state_dict(average.module.state_dict())
+    return reasons
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-3),
+    "sgd foreach": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, foreach=True),
+    "sgd fused": lambda p: torch.optim.SGD(p, 0.1, fused=True),
+    "adamw fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
+    "adamw capturable": lambda p: torch.optim.AdamW(p, 0.01, capturable=True),
+    "adam single": lambda p: torch.optim.Adam(p, 0.01, capturable=True, foreach=False),
+}
+
+
+def test_features_together_equal_a_plain_loop() -> None:
+    model = network("cpu")
+    peer, average = copy.deepcopy(model), AveragedModel(model)
+    reasons = all_at_once(model, "graph", OPTIMIZERS["sgd"])
+    assert all("need a CUDA device" in str(reason) for reason in reasons)
+    optimizer = OPTIMIZERS["sgd"](peer.parameters())
+    scheduler = CosineAnnealingLR(optimizer, 12)
+    for x, labels in batches(12, "cpu"):
+        optimizer.zero_grad()
+        for a, b in zip(x.chunk(2), labels.chunk(2), strict=True):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = cross_entropy(peer(a), b) / 2
+            loss.backward()
+        clip_grad_norm_(peer.parameters(), 0.05)
+        optimizer.step()
+        scheduler.step()
+        average.update_parameters(peer)
+    assert_same(model, average.module, 0)
+
+
+@pytest.mark.parametrize("name", ["sgd", "sgd foreach", "sgd fused", "adamw fused"])
+def test_learning_rates_in_tensors_give_the_same_update(name: str) -> None:
+    model = network("cpu")
+    peer = copy.deepcopy(model)
+    mine, theirs = (OPTIMIZERS[name](net.parameters()) for net in (model, peer))
+    schedulers = [CosineAnnealingLR(optimizer, 5) for optimizer in (mine, theirs)]
+    rates = _LearningRates(mine, torch.device("cpu"))
+    for batch in batches(5, "cpu"):
+        plain_step(peer, theirs, batch)
+        mine.zero_grad()
+        cross_entropy(model(batch[0]), batch[1]).backward()
+        before = [dict(group) for group in mine.param_groups]
+        with rates.applied():
+            assert all(isinstance(group["lr"], Tensor) for group in mine.param_groups)
+            mine.step()
+        assert [dict(group) for group in mine.param_groups] == before
+        for scheduler in schedulers:
+            scheduler.step()
+    assert rates.tensors[0].item() == pytest.approx(before[0]["lr"])
+    assert_same(model, peer, 1e-6)
+
+
+def test_scheduled_learning_rate_is_no_reason_for_a_new_capture() -> None:
+    model = network("cpu")
+    (batch,) = batches(1, "cpu")
+    for optimizer, follows in (
+        (sgd(model), True),
+        (torch.optim.AdamW(model.parameters(), fused=True), True),
+        (torch.optim.Adagrad(model.parameters()), False),  # bakes the learning rate in
+    ):
+        step = TrainingStep(model, cross_entropy, optimizer, "graph")
+        plain_step(model, optimizer, batch)  # creates the optimizer's state
+        step._update_state()
+        optimizer.param_groups[0]["lr"] *= 0.5
+        step._update_state()  # from the first change on the learning rate is a tensor
+        state = step._current_state()
+        watch = _Watch(model, cross_entropy, optimizer, step._tensor_lr)
+        optimizer.param_groups[0]["lr"] *= 0.5
+        assert step._tensor_lr == follows
+        assert watch.is_unchanged() == follows
+        assert (step._current_state() == state) == follows
+        optimizer.param_groups[0]["weight_decay"] = 0.25
+        assert not watch.is_unchanged()
+        step._update_state()
+        assert step._changed == ("weight_decay" if follows else "lr, weight_decay")
+
+
+def test_obstacles_of_distributed_steps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    ddp.__dict__.update(find_unused_parameters=True, process_group=None)
+    backends = iter(["gloo", "nccl", "nccl"])
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group: next(backends))
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING=0" in str(_ddp_obstacle(ddp))
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    assert "only with NCCL, got gloo" in str(_ddp_obstacle(ddp))
+    assert "find_unused_parameters=False" in str(_ddp_obstacle(ddp))
+    ddp.__dict__["find_unused_parameters"] = False
+    assert _ddp_obstacle(ddp) is None
 
 
 def test_unknown_engine_raises() -> None:
@@ -376,3 +507,51 @@ def test_targets_on_the_cpu_are_not_captured() -> None:
     losses = [step(*batch, torch.tensor(float(i))).item() for i in range(6)]
     assert "not a tensor on cuda" in str(step.why_eager)
     torch.testing.assert_close(losses[5], 5 * losses[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_schedule_per_step_is_captured(name: str) -> None:
+    model = network("cuda")
+    peer = copy.deepcopy(model)
+    reasons = all_at_once(model, "graph", OPTIMIZERS[name])
+    all_at_once(peer, "eager", OPTIMIZERS[name])
+    # The second step has another learning rate, and the warm-up begins again. Fused AdamW without
+    # capturable=True has its learning rate in a tensor from the first step on.
+    first = WARMUP_STEPS if name == "adamw fused" else WARMUP_STEPS + 1
+    assert [reason is None for reason in reasons] == [i >= first for i in range(12)], reasons
+    assert_same(model, peer, 2e-3)
+
+
+@pytest.mark.gpu
+def test_schedule_of_the_momentum_is_named() -> None:
+    model = network("cuda")
+    optimizer = sgd(model)
+    step = TrainingStep(model, cross_entropy, optimizer, "graph")
+    scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+    for batch in batches(6, "cuda"):
+        step(*batch)
+        scheduler.step()
+    assert "after a change of momentum" in str(step.why_eager)
+
+
+@pytest.mark.gpu
+def test_distributed_steps_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process, with accumulation: the exchange is captured too."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        model = network("cuda")
+        peer = copy.deepcopy(model)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+        step = TrainingStep(wrapped, cross_entropy, sgd(model), "graph", accumulate=2)
+        plain = TrainingStep(peer, cross_entropy, sgd(peer), "eager", accumulate=2)
+        for i, batch in enumerate(batches(DDP_WARMUP_STEPS + 4, "cuda")):
+            step(*batch)
+            plain(*batch)
+            assert (step.why_eager is None) == (i >= DDP_WARMUP_STEPS), step.why_eager
+        assert_same(model, peer, 1e-3)
+    finally:
+        torch.distributed.destroy_process_group()

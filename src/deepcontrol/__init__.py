@@ -2,6 +2,7 @@
 
 from . import _startup  # noqa: F401 (before everything that imports torch)
 from .convert import calibrate, fold, reestimate_statistics, signal_report, to_agc
+from .graphed_model import graphed
 from .nn import (
     AGC1d,
     AGC2d,
@@ -34,6 +35,7 @@ __all__ = [
     "branch_gain",
     "calibrate",
     "fold",
+    "graphed",
     "he_init_",
     "identity_init_",
     "param_groups",

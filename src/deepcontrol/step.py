@@ -2,11 +2,13 @@
 
 At batch 1 a GPU waits for Python: a step is hundreds of kernel launches of a few microseconds each.
 A CUDA graph records them once and replays them with a single launch. A replay repeats exactly the
-recorded kernels, with the same shapes, memory addresses and learning rate. A step is therefore
-captured only while all of these stay constant. Everything else runs eagerly, with the same result.
+recorded kernels, with the same shapes, memory addresses and hyperparameters. A step is therefore
+captured only while all of these stay constant. The learning rate may change: a graph reads it from
+a tensor. Everything else runs eagerly, with the same result.
 """
 
 import contextlib
+import os
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ Engine = Literal["eager", "compile", "graph", "compile+graph"]
 
 # Eager steps before a capture: libraries choose algorithms, and optimizers create their state.
 WARMUP_STEPS = 3
+DDP_WARMUP_STEPS = 11  # torch's documentation on CUDA graphs; DDP measures its first 10 steps
 MAX_GRAPHS = 4  # one graph per input shape; each graph holds the memory of a step
 
 
@@ -40,12 +43,23 @@ class TrainingStep:
 
     A graph is captured at the fourth step with the same shapes and hyperparameters. Before that,
     and whenever a step cannot be captured, it runs eagerly; `why_eager` gives the reason for the
-    last step, or None if it was replayed. A new learning rate leads to a new capture, so a schedule
-    that changes it at every step is never captured, unless the learning rate is a tensor that is
-    changed in-place (SGD(fused=True) accepts one).
+    last step, or None if it was replayed.
+
+    Schedulers: an ordinary torch scheduler may set the learning rate at every step. SGD, and Adam
+    and AdamW with capturable=True or fused=True, are then captured with the learning rate in a
+    tensor, which is filled before each replay; SGD uses its fused kernel for that. With other
+    optimizers, and for other hyperparameters (the momentum of OneCycleLR: cycle_momentum=False
+    keeps it), a change leads to a new capture.
 
     A graph does not notice changes of Python attributes, such as the p of a dropout. Call reset()
     after changing one.
+
+    DistributedDataParallel is captured with NCCL, after 11 eager steps, if the environment variable
+    TORCH_NCCL_ASYNC_ERROR_HANDLING is 0 before init_process_group, find_unused_parameters is False,
+    and the model is wrapped on a side stream:
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            model = DistributedDataParallel(model, device_ids=[rank])
 
     Args:
         model: The model to train.
@@ -59,7 +73,8 @@ class TrainingStep:
         accumulate: Split inputs and targets along their first dimension into this many parts, and
             add up their losses and gradients before the update. The loss must weight the parts: for
             parts of equal size, divide it by their number. With layers that treat samples
-            separately, as AGC does, the result is that of the whole batch.
+            separately, as AGC does, the result is that of the whole batch. Gradients of
+            DistributedDataParallel are exchanged after the last part.
 
     >>> model, x, labels = nn.Linear(8, 2), torch.randn(4, 8), torch.tensor([0, 1, 1, 0])
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -94,6 +109,12 @@ class TrainingStep:
         if engine.startswith("compile"):
             self._forward = torch.compile(self._forward, fullgraph=True)
         self._obstacle = None if engine.endswith("graph") else f"the engine is {engine!r}"
+        ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+        self._warmup_steps = DDP_WARMUP_STEPS if ddp else WARMUP_STEPS
+        self._last_lrs: list[Any] | None = None
+        # Whether updates read the learning rate from a tensor: from its first change on.
+        self._tensor_lr = any(_needs_capturable(optimizer, g) for g in optimizer.param_groups)
+        self._changed = ""  # hyperparameters whose change led to the last reset
         self.reset()
 
     def reset(self) -> None:
@@ -104,6 +125,7 @@ class TrainingStep:
         self._captured_state: Any = None
         self._watch: _Watch | None = None
         self._last_replayed: _Graph | None = None
+        self._lrs: _LearningRates | None = None
 
     def __call__(self, inputs: Tensor, *targets: Any) -> Tensor:
         batch = (inputs, *targets)
@@ -111,6 +133,9 @@ class TrainingStep:
         if self.why_eager is None:
             if self._watch is None or not self._watch.is_unchanged():
                 self._update_state()
+            if self._tensor_lr:
+                self._lrs = self._lrs or _LearningRates(self.optimizer, inputs.device)
+                self._lrs.update()
             shapes = tuple((a.shape, a.dtype, a.stride()) for a in batch)
             if shapes in self._graphs or self._capture(shapes, batch):
                 return self._replay(self._graphs[shapes], batch)
@@ -118,12 +143,17 @@ class TrainingStep:
 
     def _update_state(self) -> None:
         """Drop the graphs if the state changed: a replay would use the old hyperparameters."""
+        lrs = [group["lr"] for group in self.optimizer.param_groups if _is_number(group["lr"])]
+        changed = self._last_lrs is not None and lrs != self._last_lrs
+        self._tensor_lr |= changed and _accepts_tensor_lr(self.optimizer)
+        self._last_lrs = lrs
         state = self._current_state()
         if state != self._captured_state:
+            self._changed = _changed_names(self._captured_state, state)
             self.reset()
             self._captured_state = state
         if self._graphs:
-            self._watch = _Watch(self.model, self._loss, self.optimizer)
+            self._watch = _Watch(self.model, self._loss, self.optimizer, self._tensor_lr)
 
     def _replay(self, graph: "_Graph", batch: tuple[Tensor, ...]) -> Tensor:
         loss = graph.replay(batch)
@@ -134,8 +164,10 @@ class TrainingStep:
 
     def _capture(self, shapes: Any, batch: tuple[Tensor, ...]) -> bool:
         runs = self._runs[shapes] = self._runs.get(shapes, 0) + 1
-        if runs <= WARMUP_STEPS:
-            self.why_eager = f"warming up: step {runs} of {WARMUP_STEPS} with these shapes"
+        if runs <= self._warmup_steps:
+            after = f", after a change of {self._changed}" if self._changed else ""
+            steps = self._warmup_steps
+            self.why_eager = f"warming up: step {runs} of {steps} with these shapes{after}"
         elif len(self._graphs) == MAX_GRAPHS:
             self.why_eager = f"{MAX_GRAPHS} other shapes have a graph already"
         elif shapes in self._too_large:
@@ -157,30 +189,42 @@ class TrainingStep:
             warnings.warn(f"training continues eagerly: {self.why_eager}", stacklevel=3)
             return False
         self._captured_state = self._current_state()
-        self._watch = _Watch(self.model, self._loss, self.optimizer)
+        self._watch = _Watch(self.model, self._loss, self.optimizer, self._tensor_lr)
         return True
 
     def _eager(self, *batch: Any) -> Tensor:
         self._last_replayed = None
         self.optimizer.zero_grad(set_to_none=True)
         losses = []
-        for part in split_batch(batch, self._accumulate):
-            device = part[0].device.type
-            with torch.autocast(device, self.autocast, enabled=self.autocast is not None):
-                loss = self._forward(*part)
-            loss.backward()
+        parts = split_batch(batch, self._accumulate)
+        for i, part in enumerate(parts):
+            with self._without_exchange() if i + 1 < len(parts) else contextlib.nullcontext():
+                device = part[0].device.type
+                with torch.autocast(device, self.autocast, enabled=self.autocast is not None):
+                    loss = self._forward(*part)
+                loss.backward()
             losses.append(loss.detach())
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         loss = self._before_update(loss)
-        self.optimizer.step()
+        with contextlib.nullcontext() if self._lrs is None else self._lrs.applied():
+            self.optimizer.step()
         return loss
+
+    def _without_exchange(self) -> contextlib.AbstractContextManager[Any]:
+        if isinstance(self.model, nn.parallel.DistributedDataParallel):
+            return self.model.no_sync()
+        return contextlib.nullcontext()
 
     def _current_state(self) -> Any:
         """Return all that a graph assumes constant: hyperparameters, training flags, addresses."""
         groups = [
-            tuple((k, id(v) if isinstance(v, Tensor) else v) for k, v in g.items() if k != "params")
+            {k: id(v) if isinstance(v, Tensor) else v for k, v in g.items() if k != "params"}
             for g in self.optimizer.param_groups
         ]
+        if self._tensor_lr:
+            for constants, group in zip(groups, self.optimizer.param_groups, strict=True):
+                if _is_number(group["lr"]):
+                    del constants["lr"]
         optimized = [id(p) for g in self.optimizer.param_groups for p in g["params"]]
         modes = [m.training for m in _modules(self.model, self._loss)]
         tensors = _tensors(self.model, self._loss)
@@ -212,8 +256,15 @@ class _Watch:
     `_current_state` finds none, such as a hyperparameter set to an equal value.
     """
 
-    def __init__(self, model: nn.Module, loss: Any, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any,
+        optimizer: torch.optim.Optimizer,
+        tensor_lr: bool = False,
+    ) -> None:
         self.optimizer = optimizer
+        self.tensor_lr = tensor_lr
         self.modules = _modules(model, loss)
         tables: list[dict[Any, Any]] = self._tables()
         self.groups, self.state = optimizer.param_groups, optimizer.state
@@ -245,14 +296,20 @@ class _Watch:
         )
 
     def _tables(self) -> list[dict[Any, Any]]:
-        found: list[dict[Any, Any]] = [*self.optimizer.param_groups, *self.optimizer.state.values()]
+        found: list[dict[Any, Any]] = [*self.optimizer.state.values()]
         for module in self.modules:
             found += (module._modules, module._parameters, module._buffers)
         return found
 
     def _objects(self) -> list[Any]:
         values = chain.from_iterable(map(dict.values, self.tables))
-        return [*self._tables(), *values, *chain(*self.lists)]
+        constants = chain.from_iterable(map(self._constants, self.groups))
+        return [*self._tables(), *values, *constants, *chain(*self.lists)]
+
+    def _constants(self, group: dict[str, Any]) -> list[Any]:
+        """Return the hyperparameters of a group, without a learning rate that may change."""
+        may_change = self.tensor_lr and _is_number(group["lr"])
+        return [value for name, value in group.items() if name != "lr" or not may_change]
 
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -315,6 +372,72 @@ class _Graph:
 _GRAD = attrgetter("grad")
 
 
+class _LearningRates:
+    """Copies of an optimizer's learning rates on the device, where a graph reads them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.optimizer = optimizer
+        self.values = [group["lr"] for group in optimizer.param_groups]
+        self.tensors = [
+            torch.tensor(float(lr), device=device) if _is_number(lr) else lr for lr in self.values
+        ]
+
+    def update(self) -> None:
+        """Copy the learning rates that have changed."""
+        for i, group in enumerate(self.optimizer.param_groups):
+            if group["lr"] is not self.values[i] and group["lr"] != self.values[i]:
+                self.values[i] = group["lr"]
+                self.tensors[i].fill_(group["lr"])
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Let the optimizer read the copies, through kernels that accept a tensor."""
+        self.update()  # copies nothing during a capture: __call__ has done it
+        groups = self.optimizer.param_groups
+        before = [dict(group) for group in groups]
+        for group, tensor in zip(groups, self.tensors, strict=True):
+            group["lr"] = tensor
+            if "capturable" in group:
+                group["capturable"] = True  # fused Adam has its step count on the device
+            else:  # the other kernels of SGD would read the tensor on the host
+                group["fused"], group["foreach"] = True, False
+        try:
+            yield
+        finally:
+            for group, values in zip(groups, before, strict=True):
+                group.update(values)
+
+
+def _accepts_tensor_lr(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an update can read the learning rate from a tensor on the device."""
+    groups = optimizer.param_groups
+    if type(optimizer) is torch.optim.SGD:
+        # The fused kernel has these conditions. A sharded parameter has a device_mesh.
+        parameters = [p for group in groups for p in group["params"]]
+        plain = all(p.is_floating_point() and not hasattr(p, "device_mesh") for p in parameters)
+        return plain and not any(group["differentiable"] for group in groups)
+    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
+        return all(group["capturable"] or group["fused"] for group in groups)
+    return False
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, Tensor)
+
+
+def _changed_names(before: Any, after: Any) -> str:
+    """Return the hyperparameters that differ, or nothing if there was no state before."""
+    if before is None:
+        return ""
+    names = {
+        name
+        for old, new in zip(before[0], after[0], strict=False)
+        for name in old.keys() | new.keys()
+        if old.get(name) != new.get(name)
+    }
+    return ", ".join(sorted(names)) or "the model or the optimizer"
+
+
 def _abort_capture(pool: Any, device: torch.device) -> None:
     """Clean up after a failed capture, which torch would treat as still running."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
@@ -347,12 +470,35 @@ def _capture_obstacle(
         return f"CUDA graphs need a CUDA device; the batch is on {device}"
     if not all(isinstance(a, Tensor) and a.device == device for a in batch):
         return f"a target is not a tensor on {device}, so a graph would keep its first value"
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return "steps with DistributedDataParallel are not captured"
+    if isinstance(model, nn.parallel.DistributedDataParallel) and (why := _ddp_obstacle(model)):
+        return why
     for group in optimizer.param_groups:
-        if group.get("capturable") is False:
-            return f"{type(optimizer).__name__} can be captured only with capturable=True"
+        if group.get("capturable") is False and not _needs_capturable(optimizer, group):
+            return f"{type(optimizer).__name__} can be captured only with capturable=True" + (
+                " or fused=True" if "fused" in group else ""
+            )
     return None
+
+
+def _ddp_obstacle(model: nn.parallel.DistributedDataParallel) -> str | None:
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    if os.environ.get(name) != "0":
+        return (
+            f"DistributedDataParallel can be captured only with {name}=0, set before "
+            "init_process_group, and if the model is wrapped on a side stream"
+        )
+    backend = torch.distributed.get_backend(model.process_group)
+    if backend != "nccl":
+        return f"DistributedDataParallel can be captured only with NCCL, got {backend}"
+    if model.find_unused_parameters:
+        return "DistributedDataParallel can be captured only with find_unused_parameters=False"
+    return None
+
+
+def _needs_capturable(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    """Return whether torch refuses a capture that works: fused Adam counts steps on the device."""
+    is_adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+    return is_adam and bool(group["fused"]) and not group["capturable"]
 
 
 def _host_state(optimizer: torch.optim.Optimizer) -> str | None:

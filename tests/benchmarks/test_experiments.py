@@ -201,6 +201,18 @@ def test_loss_scale_equals_the_first_loss(camvid: Path, monkeypatch: pytest.Monk
     assert there == pytest.approx(0.64 * scales[1] / scales[0], rel=0.01)
 
 
+@pytest.mark.slow
+def test_host_time_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of("host_time", "--rounds", 2, patch=monkeypatch)
+    names = ["conv+ReLU", "conv+BN+ReLU", "conv+GN+ReLU", "AGCConv2d", "conv+AGC2d+ReLU"]
+    assert [row["contender"] for row in rows] == names
+    for row in rows:
+        assert float(row["forward_us_p20"]) <= float(row["forward_us_p50"])
+        parts = (float(row[f"{part}_us_p20"]) for part in ("forward", "backward"))
+        assert sum(parts) <= float(row["total_us_p20"]) + 0.1  # of two rounds
+    assert {rows[1][f"total_vs_batchnorm_p{p}"] for p in (20, 50, 80)} == {"1.000"}
+
+
 def test_signal_grows_with_plain_gains_only(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--depths", 20, 8, "--batch", 2, "--picture", "signal.png")
     rows = rows_of("signal_depth", *words, patch=monkeypatch)

@@ -2,17 +2,21 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from deepcontrol.workbench.bench.cases import Case
+from deepcontrol.workbench.bench import measure
+from deepcontrol.workbench.bench.cases import ENGINES, Case
 from deepcontrol.workbench.bench.measure import (
     MAX_BATCH,
     MIB,
     free_memory,
     measure_max_batch,
     measure_step,
+    own_loop,
     percentiles,
     quantile,
     search_largest,
+    training_step,
 )
 
 
@@ -32,13 +36,57 @@ def test_search_finds_the_largest(largest: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # from torch
-@pytest.mark.parametrize("engine", ["eager", "graph", "compile+graph"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("contender", ["agc", "bn"])
 def test_step_on_the_device(contender: str, engine: str) -> None:
     case = Case("segnet", contender, engine, 2, (64, 64), "bf16", 0.125)
     (found,) = measure_step(case, 5)
     assert 0 < float(found["ms_p20"]) <= float(found["ms_p50"]) <= float(found["ms_p80"])
-    assert 0 < float(found["activations_mib"]) <= float(found["peak_mib"])
+    if engine != "reduce-overhead":
+        assert 0 < float(found["activations_mib"]) <= float(found["peak_mib"])
+    torch.compiler.reset()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["channels_last", "contiguous"])
+@pytest.mark.parametrize("group", ["nnunet", "nnunet-res"])
+def test_nnunet_on_the_device(group: str, layout: str) -> None:
+    for contender in ("agc", "in"):
+        case = Case(group, contender, "graph", 1, (64, 64, 64), "bf16", 0.125, layout)
+        (found,) = measure_step(case, 5)
+        assert float(found["ms_p50"]) > 0
+        assert found["layout"] == layout
+
+
+def test_own_loop_trains_as_a_step_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("segnet", "agc", "graphed", 1, (32, 32), "fp32", 0.05)
+    (step, batch), (peer, _) = (training_step(case, "cpu") for _ in range(2))
+    assert step.engine == "eager"
+    with pytest.raises(RuntimeError, match="not replayed: CUDA graphs need a CUDA device"):
+        own_loop(case, step, batch)()  # at learning rate 0
+    step.optimizer.state.clear()
+    for each in (step, peer):
+        each.optimizer.param_groups[0]["lr"] = 0.1
+    seen = []
+
+    class Fast:
+        why_eager = None
+
+        def __init__(self, model: nn.Module, inputs: Tensor, autocast: object) -> None:
+            self.model = model
+
+        def __call__(self, x: Tensor) -> Tensor:
+            seen.append(x.shape)
+            return self.model(x)
+
+    monkeypatch.setattr(measure, "graphed", Fast)
+    train = own_loop(case, step, batch)
+    for _ in range(2):
+        train()
+        peer(*batch)
+    assert seen == [batch[0].shape] * 2
+    for p, q in zip(step.model.parameters(), peer.model.parameters(), strict=True):
+        assert torch.equal(p, q)
 
 
 @pytest.mark.gpu

@@ -1,12 +1,14 @@
 """Build the networks under comparison, and check AGC's loss and gradients against fp64.
 
-All peers are stock PyTorch. This library's SegNet stores its pooling indices as bytes, which is not
+All peers are stock PyTorch, except FRN and EvoNorm-S0, which are timm's if it is installed and the
+workbench's otherwise. This library's SegNet stores its pooling indices as bytes, which is not
 part of AGC, so the peers get PyTorch's pooling instead. `bn-byte-pool` is BatchNorm with this
 library's pooling: it separates the effect of the pooling from the effect of AGC.
 """
 
 import contextlib
 import copy
+import importlib.util
 import os
 from collections.abc import Iterator
 from typing import cast
@@ -16,12 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...nn import AGCConv2d, AGCConv3d, he_init_
-from ..models import Norm, ResNet50, SegNet, UNet3d
+from ..models import NnUNet3d, Norm, ResNet50, SegNet, UNet3d
+from ..models.norms import EvoNorm2dS0, FilterResponseNorm2d
 from ..models.segnet import BytePool, DecoderStage, EncoderStage
-from .cases import QUICK, Case
+from .cases import ONLY_2D, QUICK, Case
 
-CLASSES = {"segnet": 19, "resnet50": 1000, "unet3d": 3}
-CHANNELS = {"segnet": 3, "resnet50": 3, "unet3d": 1}
+CLASSES = {"segnet": 19, "resnet50": 1000, "unet3d": 3, "nnunet": 3, "nnunet-res": 3}
+CHANNELS = {"segnet": 3, "resnet50": 3, "unet3d": 1, "nnunet": 1, "nnunet-res": 1}
 BYTE_POOLING = ("agc", "bn-byte-pool")
 
 TOLERANCE = 1e-3  # relative error of the loss and of the gradients
@@ -39,12 +42,44 @@ def build(group: str, contender: str, width: float = 1.0) -> nn.Module:
         model = ResNet50(CLASSES[group], norm)
     elif group == "unet3d":
         model = UNet3d(CHANNELS[group], CLASSES[group], width, norm)
+    elif group in ("nnunet", "nnunet-res"):
+        residual = group == "nnunet-res"
+        model = NnUNet3d(CHANNELS[group], CLASSES[group], width, norm, residual)
     else:
         raise ValueError(f"no network is called {group!r}; choose from {', '.join(CLASSES)}")
     if contender == "one-liner":
         to_plain_pytorch_(model)
     if contender not in BYTE_POOLING:
         stock_pooling_(model)
+    if layers_source(contender) == "timm":
+        use_timm_norms_(model)
+    return model
+
+
+def layers_source(contender: str) -> str:
+    """Return the library of a contender's norm: torch, timm or deepcontrol."""
+    if contender in ONLY_2D:
+        return "timm" if importlib.util.find_spec("timm") else "deepcontrol"
+    return "deepcontrol" if contender == "agc" else "torch"
+
+
+def use_timm_norms_(model: nn.Module) -> nn.Module:
+    """Replace FRN and EvoNorm-S0 of the workbench by timm's, in place."""
+    import timm.layers
+
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, FilterResponseNorm2d):
+                activation = child.threshold is not None
+                norm = timm.layers.FilterResponseNormTlu2d(len(child.weight), activation, child.eps)
+            elif isinstance(child, EvoNorm2dS0):
+                activation = child.v is not None
+                norm = timm.layers.EvoNorm2dS0(
+                    len(child.weight), child.groups, apply_act=activation
+                )
+            else:
+                continue
+            setattr(parent, name, norm)
     return model
 
 
@@ -98,11 +133,13 @@ def random_batch(case: Case, device: str) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def use_channels_last(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Move a model and its inputs to channels_last, and return the inputs."""
-    layout = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
-    model.to(memory_format=layout)  # type: ignore[call-overload]
-    return inputs.contiguous(memory_format=layout)
+def use_layout(model: nn.Module, inputs: Tensor, layout: str = "channels_last") -> Tensor:
+    """Move a model and its inputs to a memory format, and return the inputs."""
+    memory_format = torch.contiguous_format
+    if layout == "channels_last":
+        memory_format = torch.channels_last if inputs.dim() == 4 else torch.channels_last_3d
+    model.to(memory_format=memory_format)  # type: ignore[call-overload]
+    return inputs.contiguous(memory_format=memory_format)
 
 
 @contextlib.contextmanager
@@ -156,7 +193,7 @@ def relative_errors(group: str, device: str, width: float, seed: int) -> dict[st
     exact = copy.deepcopy(model).double()
     inputs, targets = random_batch(Case(group, "agc", "", 2, QUICK[group].size, ""), device)
     if device == "cuda":
-        inputs = use_channels_last(model, inputs)
+        inputs = use_layout(model, inputs)
     with precision("fp32"):
         found = loss_and_gradients(model, inputs, targets)
         with kernels_off():

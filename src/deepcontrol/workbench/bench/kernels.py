@@ -135,7 +135,7 @@ WEIGHT_OPS: dict[str, Callable[..., Call]] = {
 
 def op_cases(settings: Bench) -> list[Case]:
     """List every op on SegNet's shapes."""
-    if not selected(settings.only, ("ops",)):
+    if settings.main or not selected(settings.only, ("ops",)):
         return []
     shapes, filters = (MAPS[-1:], FILTERS[:1]) if settings.quick else (MAPS, FILTERS)
     cases = [
@@ -205,7 +205,7 @@ def measure_profile(case: Case, steps: int) -> list[Row]:
     del steps  # a profile of PROFILED_STEPS steps is enough
     with precision(case.dtype):
         step, batch = training_step(replace(case, group="segnet"), "cuda")
-        warm_up(step, batch)
+        warm_up(step, lambda: step(*batch))
         torch.cuda.synchronize()
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         with profile(activities=activities, acc_events=True) as profiler:

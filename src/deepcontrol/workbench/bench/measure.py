@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from ...graphed_model import graphed
 from ...nn import AGCConv2d, saved_bytes
 from ...step import TrainingStep
 from ..losses import pixel_cross_entropy
 from .cases import Case
-from .contenders import build, precision, random_batch, use_channels_last
+from .contenders import build, layers_source, precision, random_batch, use_layout
 from .results import Row
 
 MIB = 2**20
@@ -43,9 +44,13 @@ def measure_step(case: Case, steps: int) -> list[Row]:
         step, batch = training_step(case, "cuda")
         # The third call, before any engine replays a graph: comparable between engines.
         memory = [step_memory(step, batch) for _ in range(3)][-1]
-        warm_up(step, batch)
-        times = event_milliseconds(lambda: step(*batch), steps)
-    return [{**case.key, **percentiles("ms", times), **memory}]
+        if case.engine == "reduce-overhead":
+            memory = {}  # torch has captured the model by then
+        call = own_loop(case, step, batch) if case.engine == "graphed" else lambda: step(*batch)
+        warm_up(step, call)
+        times = event_milliseconds(call, steps)
+    source = {"norm_from": layers_source(case.contender)}
+    return [{**case.key, **percentiles("ms", times), **memory, **source}]
 
 
 def training_step(case: Case, device: str) -> tuple[TrainingStep, tuple[Tensor, Tensor]]:
@@ -54,20 +59,46 @@ def training_step(case: Case, device: str) -> tuple[TrainingStep, tuple[Tensor, 
     model = build(case.group, case.contender, case.width).to(device)
     inputs, targets = random_batch(case, device)
     if device == "cuda":
-        inputs = use_channels_last(model, inputs)
+        inputs = use_layout(model, inputs, case.layout)
     # Learning rate 0 does all the work of an update and keeps the weights finite.
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9, fused=device == "cuda")
     autocast = torch.bfloat16 if case.dtype == "bf16" else None
     engine: Any = case.engine
-    loss = functional.cross_entropy if case.group == "resnet50" else pixel_cross_entropy
-    step = TrainingStep(model, loss, optimizer, engine, autocast)
+    if engine in ("graphed", "reduce-overhead"):  # an ordinary loop
+        engine = "eager"
+    if case.engine == "reduce-overhead":
+        model = torch.compile(model, mode="reduce-overhead")  # type: ignore[assignment]
+    step = TrainingStep(model, loss_of(case), optimizer, engine, autocast)
     return step, (inputs, targets)
 
 
-def warm_up(step: TrainingStep, batch: tuple[Tensor, Tensor]) -> None:
+def loss_of(case: Case) -> Callable[..., Tensor]:
+    return functional.cross_entropy if case.group == "resnet50" else pixel_cross_entropy
+
+
+def own_loop(case: Case, step: TrainingStep, batch: tuple[Tensor, Tensor]) -> Call:
+    """Return a step of an ordinary training loop that calls a graphed model."""
+    inputs, targets = batch
+    model, optimizer, loss = step.model, step.optimizer, loss_of(case)
+    fast = graphed(model, inputs, autocast=step.autocast)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        device = inputs.device.type
+        with torch.autocast(device, step.autocast, enabled=step.autocast is not None):
+            value = loss(fast(inputs), targets)
+        value.backward()
+        optimizer.step()
+        if fast.why_eager is not None:
+            raise RuntimeError(f"the model was not replayed: {fast.why_eager}")
+
+    return train
+
+
+def warm_up(step: TrainingStep, call: Call) -> None:
     """Run the calls in which autotuning, compilation and graph capture happen."""
     for _ in range(WARM_UP):
-        step(*batch)
+        call()
     if step.engine.endswith("graph") and step.why_eager is not None:
         raise RuntimeError(f"the step was not captured in a CUDA graph: {step.why_eager}")
 

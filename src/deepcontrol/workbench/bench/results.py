@@ -41,24 +41,32 @@ CONTENDER_NAMES = {
     "bn-folded": "BatchNorm, folded",
     "gn": "GroupNorm",
     "in": "InstanceNorm",
+    "frn": "FRN",
+    "evonorm-s0": "EvoNorm-S0",
     "none": "no normalization",
 }
 GROUP_NAMES = {
     "segnet": "SegNet",
     "resnet50": "ResNet-50",
     "unet3d": "3-D U-Net",
+    "nnunet": "nnU-Net",
+    "nnunet-res": "nnU-Net, residual encoder",
     "neuron": "One neuron, training",
     "inference": "One neuron, inference",
 }
 ENGINE_NAMES = {
     "eager": "eager",
     "compile": "torch.compile",
+    "reduce-overhead": "torch.compile, reduce-overhead",
+    "graphed": "graphed model, own loop",
     "graph": "CUDA graph",
     "compile+graph": "torch.compile + CUDA graph",
 }
 ENGINE_COLORS = {
     "eager": "#9aa5b1",
     "compile": "#5b8db8",
+    "reduce-overhead": "#8fb5d3",
+    "graphed": "#f0cd85",
     "graph": "#e0a030",
     "compile+graph": "#b5482f",
 }
@@ -96,7 +104,7 @@ def source_hash() -> str:
         for part in ("ops", "nn", "workbench/models")
         for path in (package / part).rglob("*.py")
     )
-    files.append(package / "step.py")
+    files += [package / "graphed_model.py", package / "step.py"]
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
@@ -151,7 +159,9 @@ def write_results(
 
 def cell_of(row: Row) -> tuple[str, ...]:
     """Return the values that comparable rows share, such as network and batch."""
-    return tuple(row[k] for k in ("group", "size", "batch", "dtype", "width"))
+    # Files of earlier versions have no layout.
+    shared = ("group", "size", "batch", "dtype", "width")
+    return *(row[k] for k in shared), row.get("layout", "channels_last")
 
 
 def cells(rows: Sequence[Row]) -> Iterator[list[Row]]:
@@ -178,7 +188,8 @@ def cell_title(row: Row) -> str:
     """
     width = "" if row["width"] == "1" else f", width {row['width']}"
     group = GROUP_NAMES.get(row["group"], row["group"])
-    return f"{group}, {row['size']}, batch {row['batch']}, {row['dtype']}{width}"
+    layout = ", contiguous" if row.get("layout") == "contiguous" else ""
+    return f"{group}, {row['size']}, batch {row['batch']}, {row['dtype']}{width}{layout}"
 
 
 def contender_name(row: Row) -> str:

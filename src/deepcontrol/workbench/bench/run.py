@@ -177,7 +177,7 @@ def measure_task(task: Task, steps: int) -> list[Row]:
 
 def clean_up(task: Task) -> None:
     """Free compiled code and memory before the next task."""
-    if any(case.engine.startswith("compile") for case in task.cases):
+    if any(case.engine.startswith(("compile", "reduce")) for case in task.cases):
         torch.compiler.reset()
     free_memory()
 

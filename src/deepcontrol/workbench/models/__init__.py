@@ -8,6 +8,7 @@ from .blocks import NORMS, Norm, is_agc, scaled
 from .classnet import ClassNet
 from .external import ExternalNetwork, build_external, external_task, is_code, is_external
 from .mlp import MLP
+from .nnunet import NnUNet3d
 from .resnet import CifarResNet, ResNet18, ResNet50
 from .segnet import SegNet
 from .unet import UNet
@@ -26,6 +27,7 @@ __all__ = [
     "CifarResNet",
     "ClassNet",
     "ExternalNetwork",
+    "NnUNet3d",
     "Norm",
     "ResNet18",
     "ResNet50",

@@ -21,6 +21,7 @@ from .norms import (
 
 Norm = Literal["agc", "agc+wn", "bn", "gn", "in", "ln", "frn", "evonorm-s0", "ws+gn", "none"]
 NORMS: tuple[str, ...] = get_args(Norm)
+BlockActivation = Literal["relu", "leaky_relu", "none"]
 OWN_ACTIVATION = ("frn", "evonorm-s0")  # norms with an activation in place of ReLU; only in 2-D
 
 
@@ -42,7 +43,7 @@ class Block(Protocol):
         out_channels: int,
         kernel_size: int,
         stride: int = 1,
-        activation: Literal["relu", "none"] = "relu",
+        activation: BlockActivation = "relu",
     ) -> nn.Module: ...
 
 
@@ -71,7 +72,7 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
         out_channels: int,
         kernel_size: int,
         stride: int = 1,
-        activation: Literal["relu", "none"] = "relu",
+        activation: BlockActivation = "relu",
     ) -> nn.Module:
         shape = (in_channels, out_channels, kernel_size, stride, kernel_size // 2)
         if is_agc(norm):
@@ -79,10 +80,12 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
             return agc_convolution(*shape, activation=activation, weight_norm=weight_norm)
         layers: list[nn.Module] = [convolution(*shape, bias=norm == "none")]
         if norm != "none":
-            layers.append(_norm_layer(norm, dims, out_channels, groups, activation == "relu"))
-        if norm not in OWN_ACTIVATION and activation == "relu":
+            layers.append(_norm_layer(norm, dims, out_channels, groups, activation != "none"))
+        if norm not in OWN_ACTIVATION and activation != "none":
             # In-place is safe: convolutions and norms save their inputs, not their outputs.
-            layers.append(nn.ReLU(inplace=True))
+            layers.append(
+                nn.ReLU(inplace=True) if activation == "relu" else nn.LeakyReLU(inplace=True)
+            )
         return nn.Sequential(*layers)
 
     return block
@@ -146,7 +149,7 @@ def start_gains_(model: nn.Module, ends: Sequence[nn.Module]) -> None:
         ends: The last layer of every residual branch.
     """
     for layer in model.modules():
-        if isinstance(layer, AGCConv2d):
+        if isinstance(layer, (AGCConv2d, AGCConv3d)):
             factor = branch_gain(len(ends)) if layer in ends else 1.0
             nn.init.constant_(layer.gain, CENTERING_GAIN * factor)
 
