@@ -5,6 +5,7 @@ fixed memory, as a replay does.
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -154,19 +155,22 @@ def evaluated(model: nn.Module, call: Any, optimizer: torch.optim.Optimizer, dev
             p.add_(1e-3 * torch.stack([a.mean() + b.mean() for a, b in kept]).sum())
 
 
+# A large eps: with Adam's default, rounding decides the direction of tiny gradients.
+OPTIMIZERS = {
+    "sgd": functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+    "adamw": functools.partial(torch.optim.AdamW, lr=0.01, eps=0.01),
+}
 LOOPS = [scheduled, accumulated, zeroed, with_a_smaller_batch, two_forwards, evaluated]
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_loop_equals_an_ordinary_loop(
-    device: str, loop: Loop, optimizer: Callable[..., torch.optim.Optimizer]
-) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_loop_equals_an_ordinary_loop(device: str, loop: Loop, name: str) -> None:
     model = network(device)
     peer = copy.deepcopy(model)
     call = graphed(model, batches(1, device)[0][0])
-    loop(model, call, optimizer(model.parameters(), lr=0.01), device)
-    loop(peer, peer, optimizer(peer.parameters(), lr=0.01), device)
+    loop(model, call, OPTIMIZERS[name](model.parameters()), device)
+    loop(peer, peer, OPTIMIZERS[name](peer.parameters()), device)
     for p, q in zip(model.parameters(), peer.parameters(), strict=True):
         torch.testing.assert_close(p, q, **close(device))
 

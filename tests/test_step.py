@@ -100,13 +100,14 @@ def all_at_once(model: nn.Module, engine: Engine, make_optimizer: Callable) -> l
     return reasons
 
 
+# A large eps: with Adam's default, rounding decides the direction of tiny gradients.
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-3),
     "sgd foreach": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, foreach=True),
     "sgd fused": lambda p: torch.optim.SGD(p, 0.1, fused=True),
-    "adamw fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
-    "adamw capturable": lambda p: torch.optim.AdamW(p, 0.01, capturable=True),
-    "adam single": lambda p: torch.optim.Adam(p, 0.01, capturable=True, foreach=False),
+    "adamw fused": lambda p: torch.optim.AdamW(p, 0.01, eps=0.01, fused=True),
+    "adamw capturable": lambda p: torch.optim.AdamW(p, 0.01, eps=0.01, capturable=True),
+    "adam single": lambda p: torch.optim.Adam(p, 0.01, eps=0.01, capturable=True, foreach=False),
 }
 
 
