@@ -150,3 +150,28 @@ def test_version_needs_no_extra(
     monkeypatch.setitem(sys.modules, "deepcontrol.workbench.cli", None)
     assert command_line() == 0
     assert re.fullmatch(r"deepcontrol \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+DEVICE_ERRORS = (
+    RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be ..."),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"),
+)
+
+
+@pytest.mark.parametrize("error", DEVICE_ERRORS, ids=str)
+def test_failed_gpu_is_one_line_and_ends_the_process(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)  # torch's destructors would abort the process
+    raising(monkeypatch, error)
+    assert main(["eval", "run"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: the GPU failed: {str(error).splitlines()[0]}. ")
+    assert codes == [1]
+    raising(monkeypatch, RuntimeError("CUDA error: out of memory"))
+    assert main(["eval", "run"]) == 1
+    assert "out of memory" in capsys.readouterr().err
+    assert codes == [1]  # memory that ran out leaves the device as it was

@@ -19,7 +19,7 @@ from .data import DataName, open_source
 from .data.inspect import check, contact_sheet
 from .data_init import Init, run_init
 from .doctor import Doctor, run_doctor
-from .errors import explain
+from .errors import explain, leave_if_device_failed
 from .export import Export, run_export
 from .folders.output import replacing
 from .folders.runfolder import CONFIG
@@ -106,6 +106,7 @@ def main(args: list[str] | None = None) -> int:
     except Exception as error:
         message = explain(error, args[0] if args else "", written_to(command))
         print_error("error", message, SafeConsole(stderr=True))
+        leave_if_device_failed(error)
         return 1
     except KeyboardInterrupt:  # train and reproduce handle SIGINT themselves
         return 128 + signal.SIGINT

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from .train.distributed import peak_mib
-from .train.faults import FaultError, is_out_of_memory
+from .train.faults import FaultError, is_device_failure, is_out_of_memory
 
 # What to change if a command runs out of memory. `train` finds a batch size that fits by itself.
 LESS_MEMORY = {
@@ -30,7 +31,8 @@ def explain(error: Exception, name: str, out: Path | None) -> str:
     """Return the message for an exception that ended a command.
 
     Expected errors say themselves what is wrong. A full disk and exhausted memory get their
-    numbers. Anything else is a bug: its traceback is saved to a file that the message names.
+    numbers, and a GPU that failed is no bug. Anything else is a bug: its traceback is saved to a
+    file that the message names.
 
     Args:
         error: The exception.
@@ -41,11 +43,24 @@ def explain(error: Exception, name: str, out: Path | None) -> str:
         return str(error)
     if is_out_of_memory(error):
         return memory_exhausted(error, name)
+    if is_device_failure(error):
+        return f"the GPU failed: {_first_line(error)}. `deepcontrol doctor` tests the device."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return disk_full(error, out)
     if isinstance(error, (ValueError, OSError)):  # a DataError is a ValueError
         return str(error)
     return unforeseen(error)
+
+
+def leave_if_device_failed(error: Exception) -> None:
+    """End the process at once, with exit code 1, if an error says that the GPU failed.
+
+    Destructors of CUDA objects would abort the process (SIGABRT) in Python's shutdown.
+    """
+    if is_device_failure(error):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def disk_full(error: OSError, out: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""Detect faults of a run: steps that are not finite, and memory that ran out.
+"""Detect faults of a run: steps that are not finite, memory that ran out, and GPUs that failed.
 
 `Guard` tests loss and gradients on the device, between backward and update. From the first bad step
 on, the optimizer skips its updates, so the model keeps the weights from before that step. The host
@@ -31,6 +31,14 @@ OUT_OF_MEMORY = (
     "could not execute a primitive",
     "storage size calculation overflowed",
 )
+# In messages of RuntimeErrors, in lower case: of the driver, cuBLAS, cuDNN and Triton's launches.
+DEVICE_FAILED = (
+    "cuda error",
+    "triton error [cuda]",
+    "cudnn error",
+    "cudnn_status_",
+    "cublas_status_",
+)
 
 
 class FaultError(Exception):
@@ -39,6 +47,10 @@ class FaultError(Exception):
 
 class NotFiniteError(FaultError):
     """The outputs of a network are infinite or NaN."""
+
+
+class DeviceError(FaultError):
+    """The GPU failed. This process cannot use it any more."""
 
 
 # Steps that are not finite
@@ -202,7 +214,7 @@ def check_weights(model: nn.Module, checkpoint: Path) -> None:
             )
 
 
-# Memory
+# Memory and devices
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -216,6 +228,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and any(m in str(error).lower() for m in OUT_OF_MEMORY)
     )
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether an error means that a GPU failed, for another reason than its memory.
+
+    CUDA reports a fault of a kernel at a later call, and at every call from then on.
+    """
+    if is_out_of_memory(error) or not isinstance(error, RuntimeError):
+        return isinstance(error, DeviceError)
+    known = getattr(torch, "AcceleratorError", ())  # newer than torch's oldest supported version
+    return isinstance(error, known) or any(m in str(error).lower() for m in DEVICE_FAILED)
 
 
 def fits_in_memory(attempt: Callable[[], object]) -> bool:
