@@ -1,9 +1,10 @@
 """Run `deepcontrol` with a fault in a training step: python -m tests.faults.provoke FAULT STEP ...
 
 The rest of the arguments are those of `deepcontrol`. On a GPU the step must be a replay of a
-captured one.
+captured one. Under torchrun, FAULT@RANK names the process, and a restart has no fault.
 
     kill:0.02        kill -9, this many seconds after the step has begun
+    agent:0.02       the same to the parent process, which is torchrun
     not-finite       a filter overflows, so that the loss is not finite
     cuda-error       labels out of range, which a CUDA kernel answers with an assertion
     out-of-memory    an allocation that no device can make
@@ -45,9 +46,9 @@ FAULTS: dict[str, Callable[..., None]] = {
 }
 
 
-def kill_in(seconds: float) -> Callable[..., None]:
+def kill_in(seconds: float, process: int) -> Callable[..., None]:
     def fault(step: TrainingStep, *batch: Tensor) -> None:
-        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+        timer = threading.Timer(seconds, os.kill, (process, signal.SIGKILL))
         timer.daemon = True
         timer.start()
 
@@ -68,10 +69,20 @@ def inject(fault: Callable[..., None], number: int) -> None:
     TrainingStep.__call__ = counted  # type: ignore[method-assign]
 
 
+def is_selected(rank: str) -> bool:
+    """Return whether this process is the one to harm."""
+    own, restarts = (os.environ.get(k, "0") for k in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    return own == (rank or "0") and restarts == "0"
+
+
 if __name__ == "__main__":
-    name, _, seconds = sys.argv[1].partition(":")
-    inject(kill_in(float(seconds)) if name == "kill" else FAULTS[name], int(sys.argv[2]))
+    fault, _, rank = sys.argv[1].partition("@")
+    name, _, seconds = fault.partition(":")
+    kills = {"kill": os.getpid, "agent": os.getppid}
+    if is_selected(rank):
+        act = kill_in(float(seconds), kills[name]()) if name in kills else FAULTS[name]
+        inject(act, int(sys.argv[2]))
     code = main(sys.argv[3:])
-    if name == "kill":
+    if name == "kill" and "RANK" not in os.environ:
         signal.pause()  # a run that was finished before the kill
     sys.exit(code)

@@ -21,6 +21,7 @@ MEMORY_ERRORS = (
     MemoryError("Unable to allocate 4.00 GiB for an array"),
     RuntimeError("could not create a primitive"),
     RuntimeError("std::bad_alloc"),
+    RuntimeError("can't start new thread"),
     RuntimeError(
         "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)"
@@ -175,3 +176,27 @@ def test_failed_gpu_is_one_line_and_ends_the_process(
     assert main(["eval", "run"]) == 1
     assert "out of memory" in capsys.readouterr().err
     assert codes == [1]  # memory that ran out leaves the device as it was
+
+
+def test_exhausted_descriptors_name_the_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if a library reports an error of its own in place of it."""
+    error = RuntimeError("could not get source code")
+    error.__context__ = OSError(errno.EMFILE, "Too many open files")
+    raising(monkeypatch, error)
+    assert main(["doctor"]) == 1
+    assert re.search(r"too many open files: this process may open \d+", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("problem", [OSError(errno.EMFILE, "no descriptor"), MemoryError()])
+def test_errors_are_printed_if_the_console_fails(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise problem
+
+    raising(monkeypatch, ValueError("x\x1b[2J"))
+    monkeypatch.setattr("rich.console.Console.print", fail)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err == "error: x\\x1b[2J\n"

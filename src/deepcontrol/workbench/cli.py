@@ -28,7 +28,7 @@ from .report import Report, run_report
 from .sizes import Size
 from .study.command import run_reproduce
 from .study.settings import Reproduce
-from .terminal import SafeConsole
+from .terminal import SafeConsole, printable
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config import check_code, load_config
 
@@ -206,7 +206,12 @@ def written_to(command: object) -> Path | None:
 def print_error(kind: str, message: str, console: Console) -> None:
     # Escaped, because a path may contain rich markup.
     text = f"[bold red]{kind}:[/] {escape(message)}"
-    console.print(text, highlight=False, soft_wrap=True)
+    try:
+        console.print(text, highlight=False, soft_wrap=True)
+    except BrokenPipeError:
+        raise
+    except (OSError, MemoryError, RuntimeError):  # no memory or descriptor is left for colors
+        print(f"{kind}: {printable(message)}", file=sys.stderr)
 
 
 def run_check(action: Check, console: Console) -> int:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -47,9 +48,24 @@ def explain(error: Exception, name: str, out: Path | None) -> str:
         return f"the GPU failed: {_first_line(error)}. `deepcontrol doctor` tests the device."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return disk_full(error, out)
+    if has_no_descriptor(error):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files: this process may open {limit}. Raise it with `ulimit -n`."
     if isinstance(error, (ValueError, OSError)):  # a DataError is a ValueError
         return str(error)
     return unforeseen(error)
+
+
+def has_no_descriptor(error: BaseException | None) -> bool:
+    """Return whether an exception, or one that it follows from, is for want of a descriptor.
+
+    Libraries report other errors in its place, such as source code that they cannot read.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def leave_if_device_failed(error: Exception) -> None:

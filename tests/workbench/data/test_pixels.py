@@ -157,6 +157,9 @@ def test_headers_that_claim_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a.npy").write_bytes(content.replace(b"(4, 5), }     ", b"(400000, 5000)}"))
     with pytest.raises(DataError, match="not a readable NumPy file"):
         decode(tmp_path / "a.npy")
+    (tmp_path / "a.npy").write_bytes(content.replace(b"(4, 5), }     ", b"(2**62, 2**62)}"))
+    with pytest.raises(DataError, match="not a readable NumPy file"):
+        decode(tmp_path / "a.npy")
     os.mkfifo(tmp_path / "b.npy")
     with pytest.raises(DataError, match="not a regular file"):
         decode(tmp_path / "b.npy")

@@ -264,7 +264,7 @@ def _load_npy(path: Path) -> NDArray:
         return np.array(np.lib.format.open_memmap(path, mode="r"))
     except FileNotFoundError:
         raise DataError(path, "no such file") from None
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header may raise anything
         raise DataError(path, f"not a readable NumPy file ({error})") from error
 
 

@@ -30,6 +30,7 @@ OUT_OF_MEMORY = (
     "could not create a primitive",
     "could not execute a primitive",
     "storage size calculation overflowed",
+    "can't start new thread",  # no memory for its stack
 )
 # In messages of RuntimeErrors, in lower case: of the driver, cuBLAS, cuDNN and Triton's launches.
 DEVICE_FAILED = (
