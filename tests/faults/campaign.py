@@ -1,6 +1,6 @@
 """A seeded campaign of faults against the workbench: make test-faults
 
-    python -m tests.faults.campaign --seed 0 --count 1000 --processes 40
+    python -m tests.faults.campaign --seed 0 --count 500 --processes 40
 
 Each class of faults is tried `count` times, those that start processes `processes` times. An
 attempt is "detected" if an error or a note names the fault, "harmless" if every value read or
@@ -12,6 +12,7 @@ to docs/reliability.md.
 
 import argparse
 import csv
+import multiprocessing
 import random
 import re
 import sys
@@ -19,6 +20,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,14 +116,17 @@ def write_results(rows: list[dict[str, str]]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Try faults against the workbench.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1000, help="attempts per class")
+    parser.add_argument("--count", type=int, default=500, help="attempts per class")
     parser.add_argument("--processes", type=int, default=40, help="attempts that start processes")
     parser.add_argument("--write", action="store_true", help="write results.csv and the page")
     flags = parser.parse_args()
-    rows = campaign(flags.seed, flags.count)
-    if flags.processes:
-        for name, (_, divisor) in processes.CLASSES.items():
-            rows.append(of_processes(name, flags.seed, max(1, flags.processes // divisor)))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # side by side
+        others = [
+            pool.submit(of_processes, name, flags.seed, max(1, flags.processes // divisor))
+            for name, (_, divisor) in processes.CLASSES.items()
+            if flags.processes
+        ]
+        rows = [*campaign(flags.seed, flags.count), *(other.result() for other in others)]
     values = [row.values() for row in rows]
     print(table(values))
     failures = [failure for row in rows for failure in row.failures]

@@ -22,6 +22,7 @@ MEMORY_ERRORS = (
     RuntimeError("could not create a primitive"),
     RuntimeError("std::bad_alloc"),
     RuntimeError("can't start new thread"),
+    ImportError("ft2font.so: failed to map segment from shared object"),
     RuntimeError(
         "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)"

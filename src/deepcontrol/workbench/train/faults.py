@@ -18,8 +18,8 @@ from torch.nn.utils import get_total_norm
 from .build import Loss
 from .distributed import Group, is_sharded, local_shard, unshard
 
-# In messages of RuntimeErrors, in lower case. oneDNN reports a failed allocation of a workspace as
-# a primitive that it could not create or execute.
+# In messages of RuntimeErrors and ImportErrors, in lower case. oneDNN reports a failed allocation
+# of a workspace as a primitive that it could not create or execute.
 OUT_OF_MEMORY = (
     "out of memory",
     "not enough memory",
@@ -31,6 +31,7 @@ OUT_OF_MEMORY = (
     "could not execute a primitive",
     "storage size calculation overflowed",
     "can't start new thread",  # no memory for its stack
+    "failed to map segment from shared object",  # of a library that is imported late
 )
 # In messages of RuntimeErrors, in lower case: of the driver, cuBLAS, cuDNN and Triton's launches.
 DEVICE_FAILED = (
@@ -227,7 +228,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and any(m in str(error).lower() for m in OUT_OF_MEMORY)
+        isinstance(error, (RuntimeError, ImportError))
+        and any(message in str(error).lower() for message in OUT_OF_MEMORY)
     )
 
 
