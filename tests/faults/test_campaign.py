@@ -4,13 +4,24 @@ import pytest
 
 from tests.faults import campaign, folders, processes
 
+ATTEMPTS = 15
+
 
 @pytest.mark.parametrize("name", campaign.CLASSES)
 def test_no_fault_passes_in_silence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "CLASSES", {name: campaign.CLASSES[name]})
-    (row,) = campaign.campaign(seed=1, count=25)
+    (row,) = campaign.campaign(seed=1, count=ATTEMPTS)
     assert row.failures == []
-    assert row.counts.total() == 25
+    assert row.counts.total() == ATTEMPTS
+
+
+@pytest.mark.slow
+def test_commands_with_little_memory_explain_it() -> None:
+    """The other classes that start processes have tests of their own, in tests/workbench/train."""
+    (name,) = (name for name in processes.CLASSES if name.startswith("little memory"))
+    row = campaign.of_processes(name, seed=1, count=3)
+    assert row.failures == []
+    assert row.counts.total() == 3
 
 
 def test_campaign_counts_failures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,3 +177,15 @@ def test_pages_of_another_size_are_not_decoded(tmp_path: Path) -> None:
     pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
     with pytest.raises(DataError, match="2 pages, the first of 4x4; expected"):
         decode(tmp_path / "a.tif")
+
+
+def test_damaged_tiff_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log of tifffile would send a name's control characters to the terminal."""
+    path = tmp_path / "a\x1b[2J.tif"
+    tifffile.imwrite(path, np.zeros((6, 9, 7), np.uint8), photometric="minisblack")
+    content = bytearray(path.read_bytes())
+    content[content.index((273).to_bytes(2, "little")) + 2] = 99  # the type of StripOffsets
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a readable image"):
+        decode(path)
+    assert caplog.records == []

@@ -1,6 +1,9 @@
 """Read images of any bit depth and number of channels, and masks of ids or colors."""
 
+import contextlib
+import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -244,7 +247,7 @@ def _read_tifffile(path: Path) -> NDArray:
             path, 'a TIFF file that needs tifffile: pip install ".[workbench]"'
         ) from None
     try:
-        with tifffile.TiffFile(path, _multifile=False) as file:
+        with _no_log("tifffile"), tifffile.TiffFile(path, _multifile=False) as file:
             shape = file.series[0].shape
             if math.prod(shape) > MOST_VALUES:
                 raise ValueError(f"shape {shape}, expected at most {MOST_VALUES:,} values")
@@ -254,6 +257,17 @@ def _read_tifffile(path: Path) -> NDArray:
     if array.ndim == 3 and array.shape[0] < min(array.shape[1:]) and array.shape[2] > MOST_CHANNELS:
         array = np.moveaxis(array, 0, 2)  # stored channel by channel
     return array
+
+
+@contextlib.contextmanager
+def _no_log(name: str) -> Iterator[None]:
+    """Silence a library's log, which would send names and tags of a file to the terminal."""
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _load_npy(path: Path) -> NDArray:
