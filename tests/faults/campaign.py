@@ -68,6 +68,7 @@ def campaign(seed: int, count: int) -> list[Row]:
                 except Exception as error:
                     row.failures.append(f"{name}, attempt {number}: {type(error).__name__} {error}")
         rows.append(row)
+        print(*row.values().values(), sep=", ", file=sys.stderr, flush=True)
     return rows
 
 
@@ -79,6 +80,7 @@ def of_processes(name: str, seed: int, count: int) -> Row:
             row.counts[result] += 1
         else:
             row.failures.append(f"{name}, attempt {number}: {result}")
+    print(*row.values().values(), sep=", ", file=sys.stderr, flush=True)
     return row
 
 

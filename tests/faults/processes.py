@@ -279,7 +279,7 @@ Attempts = Callable[[Path, int, int], Iterator[str]]
 # By name: the attempts, and by how much fewer they are than those of the first class.
 CLASSES: dict[str, tuple[Attempts, int]] = {
     "kill -9 at a random moment, then resumed": (kills, 1),
-    "kill -9 of a process under torchrun, or of torchrun": (torchrun_kills, 10),
+    "kill -9 of a process under torchrun, or of torchrun": (torchrun_kills, 3),
     "full disk at any write of a run, then resumed": (full_disks, 1),
     "few descriptors (train, eval, predict, report)": (few_descriptors, 1),
     "little memory (train, eval, predict, report)": (little_memory, 1),

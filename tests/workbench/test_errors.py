@@ -164,14 +164,20 @@ DEVICE_ERRORS = (
 
 @pytest.mark.parametrize("error", DEVICE_ERRORS, ids=str)
 def test_failed_gpu_is_one_line_and_ends_the_process(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)  # torch's destructors would abort the process
     raising(monkeypatch, error)
     assert main(["eval", "run"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: the GPU failed: {str(error).splitlines()[0]}. ")
+    (saved,) = tmp_path.glob("deepcontrol-*.txt")  # the cause may be a kernel of this package
+    assert line.endswith(str(saved))
     assert codes == [1]
     raising(monkeypatch, RuntimeError("CUDA error: out of memory"))
     assert main(["eval", "run"]) == 1

@@ -40,12 +40,12 @@ def explain(error: Exception, name: str, out: Path | None) -> str:
         name: The command, such as "train".
         out: Folder or file that the command writes to, if it is known.
     """
+    if is_device_failure(error):
+        return device_failed(error)
     if isinstance(error, FaultError):
         return str(error)
     if is_out_of_memory(error):
         return memory_exhausted(error, name)
-    if is_device_failure(error):
-        return f"the GPU failed: {_first_line(error)}. `deepcontrol doctor` tests the device."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return disk_full(error, out)
     if has_no_descriptor(error):
@@ -103,22 +103,39 @@ def memory_exhausted(error: Exception, name: str) -> str:
     )
 
 
+def device_failed(error: Exception) -> str:
+    """Return that the GPU failed, and where the traceback is: the cause may be a kernel of ours."""
+    what = f"the GPU failed: {_first_line(error)}. `deepcontrol doctor` tests the device."
+    if isinstance(error, FaultError):
+        what = str(error)
+    try:
+        return f"{what} The calls that led to it are in {save_traceback(error)}"
+    except OSError:
+        return what
+
+
 def unforeseen(error: Exception) -> str:
     """Save the traceback of an exception that nobody expected; return its first line and place."""
     what = f"unexpected {type(error).__name__}: {_first_line(error)}"
     try:
-        with tempfile.NamedTemporaryFile(
-            "w",
-            prefix="deepcontrol-",
-            suffix=".txt",
-            delete=False,
-            encoding="utf-8",
-            errors="backslashreplace",
-        ) as file:
-            file.write("".join(traceback.format_exception(error)))
+        path = save_traceback(error)
     except OSError as problem:
         return f"{what}. Its traceback could not be saved: {problem}"
-    return f"{what}. This is a bug in deepcontrol; please report it with its traceback, {file.name}"
+    return f"{what}. This is a bug in deepcontrol; please report it with its traceback, {path}"
+
+
+def save_traceback(error: Exception) -> str:
+    """Write the traceback of an exception to a temporary file and return its path."""
+    with tempfile.NamedTemporaryFile(
+        "w",
+        prefix="deepcontrol-",
+        suffix=".txt",
+        delete=False,
+        encoding="utf-8",
+        errors="backslashreplace",
+    ) as file:
+        file.write("".join(traceback.format_exception(error)))
+    return file.name
 
 
 def _first_line(error: Exception) -> str:
