@@ -348,7 +348,12 @@ class _Graph:
                 self.loss = step(*self.batch)
         except RuntimeError:
             torch.cuda.set_stream(stream)  # torch does not restore it
-            _abort_capture(pool, device)
+            # After an out-of-memory error torch has ended the capture in order, and the graph frees
+            # its pool itself. Freeing it twice would abort the process.
+            if _has_ended(self.graph):
+                self.graph.reset()
+            else:
+                _abort_capture(pool, device)
             raise
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.gradients = [p.grad for p in self.parameters]
@@ -436,6 +441,15 @@ def _changed_names(before: Any, after: Any) -> str:
         if old.get(name) != new.get(name)
     }
     return ", ".join(sorted(names)) or "the model or the optimizer"
+
+
+def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
+    """Return whether a capture has come to its end, whatever was raised in it."""
+    try:
+        graph.pool()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _abort_capture(pool: Any, device: torch.device) -> None:

@@ -1,57 +1,38 @@
-"""A seeded campaign of faults against run and study folders: make test-faults
+"""A seeded campaign of faults against the workbench: make test-faults
 
-    python -m tests.faults.campaign --seed 0 --count 400 --kills 20
+    python -m tests.faults.campaign --seed 0 --count 500 --processes 40
 
-Each class of faults is tried `count` times. An attempt is "detected" if an error or a note names
-the fault, "harmless" if every value read or resumed is the original one, and failed otherwise: a
-changed value in silence, an unexpected exception, or a changed file outside of the folder. The exit
-code is 1 if any attempt failed.
+Each class of faults is tried `count` times, those that start processes `processes` times. An
+attempt is "detected" if an error or a note names the fault, "harmless" if every value read or
+resumed is the original one, and failed otherwise: a changed value in silence, an unexpected
+exception, a signal that ends the process, or a changed file outside of the folder. The exit code is
+1 if any attempt failed. With --write, the counts go to results.csv in this folder and, as a table,
+to docs/reliability.md.
 """
 
 import argparse
-import copy
-import math
-import os
+import csv
+import multiprocessing
 import random
-import subprocess
+import re
 import sys
 import tempfile
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
-from unittest.mock import patch
 
-import torch
-from torch import nn
+from tests.faults import folders, images, processes
 
-from deepcontrol.workbench.folders import output, records, runfolder
-from deepcontrol.workbench.folders.json_files import parse_json, write_json
-from deepcontrol.workbench.folders.runlock import LockLostError, RunInUseError, lock
-from deepcontrol.workbench.folders.studyfolder import read_study
-from deepcontrol.workbench.optim import sgd
-from deepcontrol.workbench.train.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    check_config,
-    load_last,
-    save_best,
-    save_last,
-)
-from deepcontrol.workbench.train.distributed import Group
-from deepcontrol.workbench.train.snapshot import BUFFER, Position, restore, snapshot
-
-Result = Literal["detected", "harmless"]
-Attempt = Callable[[random.Random, Path], Result]
 ROOT = Path(__file__).parents[2]
-SINGLE = Group(torch.device("cpu"))
-CONFIG = {
-    "format": 1,
-    "config": {"seed": 3, "momentum": 0.9, "val_limit": 16, "epochs": 150},
-    "derived": {"classes": ["sky", "car"], "colors": [[1, 2, 3], [4, 5, 6]]},
-}
+RESULTS = Path(__file__).with_name("results.csv")
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN = "<!-- tests/faults/results.csv: made by python -m tests.faults.campaign --write -->\n"
+END = "<!-- end of tests/faults/results.csv -->\n"
+COLUMNS = ("fault", "attempts", "detected", "harmless", "failed")
+CLASSES: dict[str, Callable[[random.Random, Path], str]] = {**folders.CLASSES, **images.CLASSES}
 
 
 @dataclass
@@ -62,375 +43,98 @@ class Row:
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
-
-# The folder under attack
-
-
-def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    model = nn.Linear(8, 8)
-    optimizer = sgd(model.parameters(), 0.1, 0.9)
-    model(torch.randn(4, 8)).square().sum().backward()
-    optimizer.step()
-    return model, optimizer
-
-
-def make_run(run: Path) -> None:
-    """Write a run folder with all its files, of two checkpoints and three epochs."""
-    run.mkdir()
-    write_json(run / runfolder.CONFIG, CONFIG, 2)
-    config = (run / runfolder.CONFIG).read_bytes()
-    for epoch in (1, 2):
-        taken = snapshot(*trained(epoch), Position(epoch=epoch), SINGLE)
-        save_last(run, Checkpoint(taken.model, taken.state, config))
-    save_best(run, Checkpoint(taken.model, {}, config))
-    for epoch in range(3):
-        error = 0.5 / (1 + epoch)
-        records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": error})
-        layers = {"a": {"mean_scale": {"mean": error, "min": 0.0, "max": 1.0}}}
-        records.append_record(run / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
-    runfolder.write_diverged(run, 2, 17, "the loss is not finite")
-
-
-def state_of(run: Path) -> tuple[list[str], dict[str, Any]]:
-    """Read a run as the commands do. Return the complaints, and the values that were read."""
-    said: list[str] = []
-    values: dict[str, Any] = {}
-    try:
-        content = runfolder.read_run(run)
-        said += content.notes
-        values |= {"config": content.config, "derived": content.derived}
-        values |= {"metrics": content.metrics, "layers": content.layers}
-        values |= {"diverged": content.diverged}
-    except ValueError as error:
-        said.append(str(error))
-    try:
-        found = load_last(run, said.append)
-        if found is None:
-            said.append("no checkpoint")
-        else:
-            check_config(run, found[0], found[1].config)
-            model, optimizer = trained(0)
-            position = restore(found[1], model, optimizer, SINGLE)
-            values[f"epoch {position.epoch}"] = [p.tolist() for p in model.parameters()]
-            said += resumed_records(run, position.epoch)
-    except (CheckpointError, ValueError) as error:
-        said.append(str(error))
-    return said, values
-
-
-def resumed_records(run: Path, epoch: int) -> list[str]:
-    """Return the messages about the records when a run resumes, from copies of them."""
-    said = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in (runfolder.METRICS, runfolder.LAYERS):
-            copied = Path(folder) / name
-            copied.write_bytes((run / name).read_bytes())
-            said += records.truncate_records(copied, epoch)
-    return said
-
-
-def compare(run: Path, before: dict[str, Any]) -> Result:
-    """Raise AssertionError if a value has changed and nothing was said."""
-    said, values = state_of(run)
-    if said:
-        for name, value in values.items():  # what is left is right, or a part of it is missing
-            if name in ("config", "derived") or name.startswith("epoch"):
-                assert before.get(name, value) == value, f"{name} changed; said {said}"
-        return "detected"
-    assert values == before, "a value changed in silence"
-    return "harmless"
-
-
-# Faults
-
-
-def damage_file(change: Callable[[random.Random, bytes], bytes]) -> Attempt:
-    """Damage a random file of the run."""
-
-    def attempt(rng: random.Random, folder: Path) -> Result:
-        run = folder / "run"
-        before = state_of(run)[1]
-        unread = {runfolder.PREVIOUS, runfolder.BEST}
-        files = [p for p in sorted(run.rglob("*")) if p.is_file() and not unread & {*p.parts}]
-        path = rng.choice(files)
-        content = path.read_bytes()
-        path.write_bytes(change(rng, content))
-        try:
-            return compare(run, before)
-        except AssertionError as error:
-            raise AssertionError(f"{path.relative_to(run)}: {error}") from None
-        finally:
-            path.write_bytes(content)
-
-    return attempt
-
-
-def flip(rng: random.Random, content: bytes) -> bytes:
-    damaged = bytearray(content)
-    damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-    return bytes(damaged)
-
-
-def tear(rng: random.Random, content: bytes) -> bytes:
-    return content[: rng.randrange(len(content))]
-
-
-def zero_block(rng: random.Random, content: bytes) -> bytes:
-    """As a lost sector, or a file that was extended and not written."""
-    start = rng.randrange(len(content))
-    end = min(len(content), start + rng.randrange(1, 513))
-    return content[:start] + bytes(end - start) + content[end:]
-
-
-def hostile_state(rng: random.Random, folder: Path) -> Result:
-    """A state.pt that was made to harm, with a right digest."""
-    model, optimizer = trained(rng.randrange(100))
-    taken = snapshot(model, optimizer, Position(), SINGLE)
-    state = copy.deepcopy(taken.state)
-    size = rng.choice([(), (1,), (8,), (64,), (8, 8), (8, 8, 1), (0,), (8, 9)])
-    dtype = rng.choice([torch.float32, torch.float32, torch.float64, torch.int64, torch.bool])
-    tensor: Any = torch.zeros(size, dtype=dtype)
-    if rng.random() < 0.3:
-        tensor = torch.zeros(1, dtype=dtype).expand(size) if size else tensor
-    if rng.random() < 0.1:
-        tensor = rng.choice([tensor.to_sparse(), tensor.to("meta"), "x", 7, [1.0]])
-    where = rng.choice(["momentum", "rng", "position", "index"])
-    if where == "momentum":
-        state["optimizer"][rng.randrange(2)][rng.choice([BUFFER, BUFFER, "other"])] = tensor
-    elif where == "rng":
-        words = state["rng"][0][0].clone()
-        for at in rng.sample(range(24), 4):
-            words[at] = rng.randrange(256)
-        state["rng"] = [(rng.choice([tensor, words]), None)]
-    elif where == "position":
-        value = rng.choice([-5, "1", None, 1.5, math.nan, tensor, True])
-        state["position"][rng.choice(list(state["position"]))] = value
-    else:
-        state["optimizer"][rng.choice([-1, 99, "0", None])] = {BUFFER: tensor}
-    before = torch.get_rng_state()
-    try:
-        restore(Checkpoint(taken.model, state), model, optimizer, SINGLE)
-    except CheckpointError:
-        return "detected"
-    finally:
-        torch.rand(700)  # draws all words of an accepted generator
-        torch.set_rng_state(before)
-    for p in model.parameters():
-        buffer = optimizer.state[p][BUFFER]
-        assert buffer.shape == p.shape
-        assert buffer.dtype == p.dtype
-        assert buffer.untyped_storage().nbytes() >= p.numel() * p.element_size()
-    optimizer.step()
-    return "harmless"
-
-
-def hostile_json(rng: random.Random, folder: Path) -> Result:
-    """Numbers, nesting and sizes that later arithmetic cannot take."""
-    number = rng.choice(["1e400", "-1e999", "9" * rng.randrange(20, 6000), "NaN", "-Infinity", "1"])
-    depth = rng.choice([1, 10, 63, 70, 1000, 100_000])
-    text = "[" * depth + number + "]" * rng.choice([depth, depth, depth - 1])
-    try:
-        value = parse_json(text)
-    except ValueError:
-        return "detected"
-    for _ in range(depth):
-        (value,) = value
-    assert value == 1
-    return "harmless"
-
-
-def hostile_link(rng: random.Random, folder: Path) -> Result:
-    """A link at the place of an output, or of a folder on the way to it."""
-    outside, study = folder / "outside", folder / "study"
-    parts = rng.choice([("index.html",), ("figures", "figure1.png"), ("a", "b", "c.txt")])
-    path = study.joinpath(*parts)
-    link = study.joinpath(*parts[: rng.randrange(1, len(parts) + 1)])
-    link.parent.mkdir(parents=True, exist_ok=True)
-    target = rng.choice([outside, outside / "precious", outside / "missing", link])
-    link.symlink_to(target)
-    before = {p: p.read_bytes() for p in outside.iterdir()}
-    writers: list[Callable[[], object]] = [
-        lambda: output.write_atomic(path, "new", inside=study),
-        lambda: output.open_append(path, inside=study).write("new"),
-        lambda: output.make_folder(path, inside=study),
-        lambda: output.check_writable(path, inside=study),
-    ]
-    try:
-        rng.choice(writers)()
-    except OSError:
-        return "detected"
-    finally:
-        output.remove_tree(study)
-        assert {p: p.read_bytes() for p in outside.iterdir()} == before
-    raise AssertionError(f"wrote through {link.name} -> {target.name}")
-
-
-@contextmanager
-def failing_call(name: str, number: int) -> Iterator[None]:
-    """Let the n-th call of a function of `os` fail, as on a full disk."""
-    original, calls = getattr(os, name), Counter[str]()
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls[name] += 1
-        if calls[name] == number:
-            raise OSError(28, "No space left on device")
-        return original(*args, **kwargs)
-
-    with patch.object(os, name, call):
-        yield
-
-
-def full_disk(rng: random.Random, folder: Path) -> Result:
-    """A write that fails at any moment leaves the old files or the new ones."""
-    run = folder / "full"
-    if not run.exists():
-        make_run(run)
-    epoch = 1 + max(line["epoch"] for line in records.read_records(run / runfolder.METRICS))
-    taken = snapshot(*trained(epoch), Position(epoch=epoch), SINGLE)
-    config = (run / runfolder.CONFIG).read_bytes()
-    name, number = rng.choice(["fsync", "replace", "open"]), rng.randrange(1, 30)
-    said, result = "cannot write", cast(Result, "harmless")
-    try:
-        with failing_call(name, number):
-            write_json(run / runfolder.CONFIG, CONFIG, 2)
-            records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
-            save_last(run, Checkpoint(taken.model, taken.state, config))
-    except OSError as error:
-        said, result = str(error), "detected"
-    assert "cannot write" in said, said
-    found = load_last(run, lambda text: None)
-    assert found is not None
-    position = found[1].state["position"]["epoch"]
-    assert position in (epoch - 1, epoch)
-    assert runfolder.read_config(run)["config"] == CONFIG["config"]
-    records.truncate_records(run / runfolder.METRICS, epoch)
-    if position != epoch or records.last_epoch(run / runfolder.METRICS) != epoch:
-        records.truncate_records(run / runfolder.METRICS, epoch - 1)
-        records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
-        save_last(run, Checkpoint(taken.model, taken.state, config))
-    assert not list(run.glob(".*.new"))
-    return result
-
-
-def moved_folder(rng: random.Random, folder: Path) -> Result:
-    """A lock that is deleted, or a folder that is moved, while the lock is held."""
-    run, moved = folder / "held", folder / "moved"
-    kind = rng.choice(["nothing", "delete", "move", "replace", "second"])
-    with lock(run) as held:
-        if kind == "delete":
-            (run / "lock").unlink()
-        elif kind in ("move", "replace"):
-            run.rename(moved)
-            if kind == "replace":
-                run.mkdir()
-                (run / "lock").touch()
-        try:
-            if kind == "second":
-                with lock(run):
-                    raise AssertionError("two processes hold the lock")
-            held.check()
-        except (LockLostError, RunInUseError):
-            return "detected"
-        finally:
-            for place in (run, moved):
-                output.remove_tree(place)
-    assert kind == "nothing", f"{kind} was not noticed"
-    return "harmless"
-
-
-def damaged_study(rng: random.Random, folder: Path) -> Result:
-    """A flipped, torn or zeroed study.json."""
-    path = folder / "study.json"
-    if not path.exists():
-        path.write_bytes((ROOT / "results" / "camvid" / "study.json").read_bytes())
-    content, before = path.read_bytes(), read_study(folder)
-    path.write_bytes(rng.choice([flip, tear, zero_block])(rng, content))
-    try:
-        found = read_study(folder)
-    except ValueError:
-        return "detected"
-    finally:
-        path.write_bytes(content)
-    assert found == before, "a value changed in silence"
-    return "harmless"
-
-
-CLASSES: dict[str, Attempt] = {
-    "flipped bit in a file of a run": damage_file(flip),
-    "torn file of a run": damage_file(tear),
-    "zeroed block in a file of a run": damage_file(zero_block),
-    "damaged study.json": damaged_study,
-    "hostile state.pt with a right digest": hostile_state,
-    "hostile JSON": hostile_json,
-    "link in the place of an output": hostile_link,
-    "full disk at any call": full_disk,
-    "lock deleted, folder moved, second process": moved_folder,
-}
-
-
-# The campaign
+    def values(self) -> dict[str, str]:
+        """Return the row of the table."""
+        detected, harmless = self.counts["detected"], self.counts["harmless"]
+        numbers = (detected + harmless + len(self.failures), detected, harmless, len(self.failures))
+        return dict(zip(COLUMNS, (self.name, *map(str, numbers)), strict=True))
 
 
 def campaign(seed: int, count: int) -> list[Row]:
-    """Try each class of faults `count` times."""
+    """Try each class of faults in this process `count` times."""
     rows = []
     for name, attempt in CLASSES.items():
         row, rng = Row(name), random.Random(f"{seed} {name}")
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            make_run(folder / "run")
+            folders.make_run(folder / "run")
             (folder / "outside").mkdir()
             (folder / "outside" / "precious").write_text("mine")
             for number in range(count):
                 try:
-                    row.counts[attempt(rng, folder)] += 1
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")  # of Pillow and torch, on damaged files
+                        row.counts[attempt(rng, folder)] += 1
                 except Exception as error:
                     row.failures.append(f"{name}, attempt {number}: {type(error).__name__} {error}")
         rows.append(row)
+        print(*row.values().values(), sep=", ", file=sys.stderr, flush=True)
     return rows
 
 
-def kills(count: int) -> Row:
-    """kill -9 at random moments of training: the resumed run must end bit-identical."""
-    row = Row("kill -9 at a random moment, then resumed")
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.workbench.train.killing", folder, "0", str(count)]
-        environment = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    for line in done.stdout.splitlines():
-        if line.endswith(": the same"):
-            row.counts["harmless"] += 1
+def of_processes(name: str, seed: int, count: int) -> Row:
+    """Try a class of faults that starts processes `count` times."""
+    row = Row(name)
+    for number, result in enumerate(processes.attempts(name, seed, count)):
+        if result in ("detected", "harmless"):
+            row.counts[result] += 1
         else:
-            row.failures.append(line)
-    if done.returncode:
-        row.failures.append(done.stderr[-500:])
+            row.failures.append(f"{name}, attempt {number}: {result}")
+    print(*row.values().values(), sep=", ", file=sys.stderr, flush=True)
     return row
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[dict[str, str]]) -> str:
     """Return the results as a Markdown table."""
-    lines = ["| fault | attempts | detected | harmless | failed |", "|---|---:|---:|---:|---:|"]
-    for row in rows:
-        detected, harmless, failed = (*(row.counts[k] for k in ("detected", "harmless")), 0)
-        failed = len(row.failures)
-        total = detected + harmless + failed
-        lines.append(f"| {row.name} | {total} | {detected} | {harmless} | {failed} |")
-    return "\n".join(lines)
+    lines = [" | ".join(COLUMNS), "---" + " | ---:" * 4]
+    lines += [" | ".join(row[column] for column in COLUMNS) for row in rows]
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+def with_table(page: str, rows: list[dict[str, str]]) -> str:
+    """Replace the table between the marks of a page."""
+    block = re.compile(f"(?<={re.escape(BEGIN)}).*?(?={re.escape(END)})", re.DOTALL)
+    text, count = block.subn(lambda _: f"\n{table(rows)}\n", page)
+    if count != 1:
+        raise ValueError(f"expected one block between {BEGIN!r} and {END!r}, found {count}")
+    return text
+
+
+def read_results() -> list[dict[str, str]]:
+    """Return the rows of the committed results."""
+    with RESULTS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_results(rows: list[dict[str, str]]) -> None:
+    """Write the counts to results.csv and to the page."""
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    PAGE.write_text(with_table(PAGE.read_text(), rows))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Try faults against run and study folders.")
+    parser = argparse.ArgumentParser(description="Try faults against the workbench.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=400, help="attempts per class")
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--count", type=int, default=500, help="attempts per class")
+    parser.add_argument("--processes", type=int, default=40, help="attempts that start processes")
+    parser.add_argument("--write", action="store_true", help="write results.csv and the page")
     flags = parser.parse_args()
-    rows = campaign(flags.seed, flags.count)
-    if flags.kills:
-        rows.append(kills(flags.kills))
-    print(table(rows))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # side by side
+        others = [
+            pool.submit(of_processes, name, flags.seed, max(1, flags.processes // divisor))
+            for name, (_, divisor) in processes.CLASSES.items()
+            if flags.processes
+        ]
+        rows = [*campaign(flags.seed, flags.count), *(other.result() for other in others)]
+    values = [row.values() for row in rows]
+    print(table(values))
     failures = [failure for row in rows for failure in row.failures]
-    print("\n".join(failures[:20]), file=sys.stderr)
+    print("\n".join(failures[:40]), file=sys.stderr)
+    if flags.write:
+        write_results(values)
     return 1 if failures else 0
 
 

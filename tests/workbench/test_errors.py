@@ -21,6 +21,8 @@ MEMORY_ERRORS = (
     MemoryError("Unable to allocate 4.00 GiB for an array"),
     RuntimeError("could not create a primitive"),
     RuntimeError("std::bad_alloc"),
+    RuntimeError("can't start new thread"),
+    ImportError("ft2font.so: failed to map segment from shared object"),
     RuntimeError(
         "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: "
         "you tried to allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)"
@@ -150,3 +152,58 @@ def test_version_needs_no_extra(
     monkeypatch.setitem(sys.modules, "deepcontrol.workbench.cli", None)
     assert command_line() == 0
     assert re.fullmatch(r"deepcontrol \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+DEVICE_ERRORS = (
+    RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be ..."),
+    RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm"),
+)
+
+
+@pytest.mark.parametrize("error", DEVICE_ERRORS, ids=str)
+def test_failed_gpu_is_one_line_and_ends_the_process(
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)  # torch's destructors would abort the process
+    raising(monkeypatch, error)
+    assert main(["eval", "run"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: the GPU failed: {str(error).splitlines()[0]}. ")
+    (saved,) = tmp_path.glob("deepcontrol-*.txt")  # the cause may be a kernel of this package
+    assert line.endswith(str(saved))
+    assert codes == [1]
+    raising(monkeypatch, RuntimeError("CUDA error: out of memory"))
+    assert main(["eval", "run"]) == 1
+    assert "out of memory" in capsys.readouterr().err
+    assert codes == [1]  # memory that ran out leaves the device as it was
+
+
+def test_exhausted_descriptors_name_the_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if a library reports an error of its own in place of it."""
+    error = RuntimeError("could not get source code")
+    error.__context__ = OSError(errno.EMFILE, "Too many open files")
+    raising(monkeypatch, error)
+    assert main(["doctor"]) == 1
+    assert re.search(r"too many open files: this process may open \d+", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("problem", [OSError(errno.EMFILE, "no descriptor"), MemoryError()])
+def test_errors_are_printed_if_the_console_fails(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise problem
+
+    raising(monkeypatch, ValueError("x\x1b[2J"))
+    monkeypatch.setattr("rich.console.Console.print", fail)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err == "error: x\\x1b[2J\n"

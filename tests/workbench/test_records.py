@@ -111,3 +111,20 @@ def test_add_checksums(tmp_path: Path) -> None:
     path.write_text(text.replace("0.08", "0.09"))
     with pytest.raises(ValueError, match=r"line 1 of .*checksum"):
         records.add_checksums(path)
+
+
+def test_files_of_endless_lines_are_read_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of line breaks alone would fill the memory with messages."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n" * 50_000)
+    found = records.scan_records(path)
+    assert len(found.damage) == records.MAX_DAMAGE + 1
+    assert found.damage[-1] == "line 101 of metrics.jsonl and those after it are not read"
+    path.unlink()
+    written(path, 5)
+    monkeypatch.setattr(records, "MAX_LINES", 3)
+    found = records.scan_records(path)
+    assert [line.epoch for line in found.lines] == [0, 1, 2]
+    assert found.damage == ["line 4 of metrics.jsonl and those after it are not read"]

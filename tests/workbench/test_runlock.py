@@ -125,3 +125,14 @@ def test_lock_that_is_not_a_file(kind: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="lock"), lock(run):
         pass
     assert precious.read_text() == "mine"
+
+
+def test_hard_link_is_not_written_to(tmp_path: Path) -> None:
+    """The name of the holder would replace the content of the other file."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "run").mkdir()
+    os.link(precious, tmp_path / "run" / "lock")
+    with pytest.raises(OSError, match="hard link"), lock(tmp_path / "run"):
+        pytest.fail("locked")
+    assert precious.read_text() == "mine"

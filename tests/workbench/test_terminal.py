@@ -37,3 +37,9 @@ def test_no_text_becomes_a_control_sequence(is_terminal: bool) -> None:
     assert "\x9b" not in text
     assert "\x07" not in text
     text.encode()  # no surrogate is left
+
+
+def test_names_with_colons_are_no_pictures() -> None:
+    file = io.StringIO()
+    SafeConsole(file=file, width=80).print("a:car:.png")
+    assert file.getvalue() == "a:car:.png\n"

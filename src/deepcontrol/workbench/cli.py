@@ -19,7 +19,7 @@ from .data import DataName, open_source
 from .data.inspect import check, contact_sheet
 from .data_init import Init, run_init
 from .doctor import Doctor, run_doctor
-from .errors import explain
+from .errors import explain, leave_if_device_failed
 from .export import Export, run_export
 from .folders.output import replacing
 from .folders.runfolder import CONFIG
@@ -28,7 +28,7 @@ from .report import Report, run_report
 from .sizes import Size
 from .study.command import run_reproduce
 from .study.settings import Reproduce
-from .terminal import SafeConsole
+from .terminal import SafeConsole, printable
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config import check_code, load_config
 
@@ -106,6 +106,7 @@ def main(args: list[str] | None = None) -> int:
     except Exception as error:
         message = explain(error, args[0] if args else "", written_to(command))
         print_error("error", message, SafeConsole(stderr=True))
+        leave_if_device_failed(error)
         return 1
     except KeyboardInterrupt:  # train and reproduce handle SIGINT themselves
         return 128 + signal.SIGINT
@@ -205,7 +206,12 @@ def written_to(command: object) -> Path | None:
 def print_error(kind: str, message: str, console: Console) -> None:
     # Escaped, because a path may contain rich markup.
     text = f"[bold red]{kind}:[/] {escape(message)}"
-    console.print(text, highlight=False, soft_wrap=True)
+    try:
+        console.print(text, highlight=False, soft_wrap=True)
+    except BrokenPipeError:
+        raise
+    except (OSError, MemoryError, RuntimeError):  # no memory or descriptor is left for colors
+        print(f"{kind}: {printable(message)}", file=sys.stderr)
 
 
 def run_check(action: Check, console: Console) -> int:

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import resource
 import shutil
+import sys
 import tempfile
 import traceback
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import torch
 
 from .train.distributed import peak_mib
-from .train.faults import FaultError, is_out_of_memory
+from .train.faults import FaultError, is_device_failure, is_out_of_memory
 
 # What to change if a command runs out of memory. `train` finds a batch size that fits by itself.
 LESS_MEMORY = {
@@ -30,22 +32,51 @@ def explain(error: Exception, name: str, out: Path | None) -> str:
     """Return the message for an exception that ended a command.
 
     Expected errors say themselves what is wrong. A full disk and exhausted memory get their
-    numbers. Anything else is a bug: its traceback is saved to a file that the message names.
+    numbers, and a GPU that failed is no bug. Anything else is a bug: its traceback is saved to a
+    file that the message names.
 
     Args:
         error: The exception.
         name: The command, such as "train".
         out: Folder or file that the command writes to, if it is known.
     """
+    if is_device_failure(error):
+        return device_failed(error)
     if isinstance(error, FaultError):
         return str(error)
     if is_out_of_memory(error):
         return memory_exhausted(error, name)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return disk_full(error, out)
+    if has_no_descriptor(error):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files: this process may open {limit}. Raise it with `ulimit -n`."
     if isinstance(error, (ValueError, OSError)):  # a DataError is a ValueError
         return str(error)
     return unforeseen(error)
+
+
+def has_no_descriptor(error: BaseException | None) -> bool:
+    """Return whether an exception, or one that it follows from, is for want of a descriptor.
+
+    Libraries report other errors in its place, such as source code that they cannot read.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def leave_if_device_failed(error: Exception) -> None:
+    """End the process at once, with exit code 1, if an error says that the GPU failed.
+
+    Destructors of CUDA objects would abort the process (SIGABRT) in Python's shutdown.
+    """
+    if is_device_failure(error):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def disk_full(error: OSError, out: Path | None) -> str:
@@ -72,22 +103,39 @@ def memory_exhausted(error: Exception, name: str) -> str:
     )
 
 
+def device_failed(error: Exception) -> str:
+    """Return that the GPU failed, and where the traceback is: the cause may be a kernel of ours."""
+    what = f"the GPU failed: {_first_line(error)}. `deepcontrol doctor` tests the device."
+    if isinstance(error, FaultError):
+        what = str(error)
+    try:
+        return f"{what} The calls that led to it are in {save_traceback(error)}"
+    except OSError:
+        return what
+
+
 def unforeseen(error: Exception) -> str:
     """Save the traceback of an exception that nobody expected; return its first line and place."""
     what = f"unexpected {type(error).__name__}: {_first_line(error)}"
     try:
-        with tempfile.NamedTemporaryFile(
-            "w",
-            prefix="deepcontrol-",
-            suffix=".txt",
-            delete=False,
-            encoding="utf-8",
-            errors="backslashreplace",
-        ) as file:
-            file.write("".join(traceback.format_exception(error)))
+        path = save_traceback(error)
     except OSError as problem:
         return f"{what}. Its traceback could not be saved: {problem}"
-    return f"{what}. This is a bug in deepcontrol; please report it with its traceback, {file.name}"
+    return f"{what}. This is a bug in deepcontrol; please report it with its traceback, {path}"
+
+
+def save_traceback(error: Exception) -> str:
+    """Write the traceback of an exception to a temporary file and return its path."""
+    with tempfile.NamedTemporaryFile(
+        "w",
+        prefix="deepcontrol-",
+        suffix=".txt",
+        delete=False,
+        encoding="utf-8",
+        errors="backslashreplace",
+    ) as file:
+        file.write("".join(traceback.format_exception(error)))
+    return file.name
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -29,7 +30,14 @@ def _escape(match: re.Match[str]) -> str:
 
 
 class SafeConsole(Console):
-    """A rich console that prints control characters in texts as backslash escapes."""
+    """A rich console that prints control characters in texts as backslash escapes.
+
+    Names such as a:car:.png stay as they are: rich would print a picture of a car, and would import
+    a module for it, which fails exactly when memory or descriptors have run out.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"emoji": False, **settings})
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

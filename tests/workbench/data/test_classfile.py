@@ -62,3 +62,17 @@ def test_mistakes_are_named(text: str, message: str, tmp_path: Path) -> None:
 def test_missing_file_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"`deepcontrol data init {tmp_path}` writes one"):
         read_class_file(tmp_path)
+
+
+def test_files_that_expand_are_refused() -> None:
+    aliases = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60))]
+    with pytest.raises(ValueError, match="aliases"):
+        parse_yaml("\n".join([*aliases, "classes: [{name: *a59, id: 0}, {name: b, id: 1}]"]))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_yaml("classes: " + "[" * 5000 + "]" * 5000)
+
+
+def test_large_files_and_fifos_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("sky\n" * 100_000)
+    with pytest.raises(DataError, match="expected at most"):
+        read_class_file(tmp_path)

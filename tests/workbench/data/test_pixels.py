@@ -1,5 +1,6 @@
 """Images of any bit depth and number of channels; masks of ids and colors."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,3 +147,45 @@ def test_resize() -> None:
     assert resize(ids, (2, 2), nearest=True).tolist() == [[5, 7], [13, 15]]
     assert resize(ids, (8, 8), nearest=True)[::2, ::2].tolist() == ids.tolist()
     assert resize(np.full((4, 4, 5), 7, np.uint8), (3, 6)).shape == (3, 6, 5)
+
+
+def test_headers_that_claim_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is allocated for what a file holds, not for what its header says."""
+    np.save(tmp_path / "a.npy", np.zeros((4, 5), np.uint8))
+    assert decode(tmp_path / "a.npy").size == (4, 5)
+    content = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(content.replace(b"(4, 5), }     ", b"(400000, 5000)}"))
+    with pytest.raises(DataError, match="not a readable NumPy file"):
+        decode(tmp_path / "a.npy")
+    (tmp_path / "a.npy").write_bytes(content.replace(b"(4, 5), }     ", b"(2**62, 2**62)}"))
+    with pytest.raises(DataError, match="not a readable NumPy file"):
+        decode(tmp_path / "a.npy")
+    os.mkfifo(tmp_path / "b.npy")
+    with pytest.raises(DataError, match="not a regular file"):
+        decode(tmp_path / "b.npy")
+    tifffile.imwrite(tmp_path / "c.tif", np.zeros((6, 9, 7), np.uint8), photometric="minisblack")
+    tifffile.imwrite(tmp_path / "d.tif", np.zeros((2, 6, 9), np.uint8), photometric="minisblack")
+    assert decode(tmp_path / "d.tif").channels == 2
+    monkeypatch.setattr("deepcontrol.workbench.data.pixels.MOST_VALUES", 50)
+    for name in ("c.tif", "d.tif"):
+        with pytest.raises(DataError, match="expected at most"):
+            decode(tmp_path / name)
+
+
+def test_pages_of_another_size_are_not_decoded(tmp_path: Path) -> None:
+    pages = [Image.new("L", (4, 4)), Image.new("L", (9, 9))]
+    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
+    with pytest.raises(DataError, match="2 pages, the first of 4x4; expected"):
+        decode(tmp_path / "a.tif")
+
+
+def test_damaged_tiff_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log of tifffile would send a name's control characters to the terminal."""
+    path = tmp_path / "a\x1b[2J.tif"
+    tifffile.imwrite(path, np.zeros((6, 9, 7), np.uint8), photometric="minisblack")
+    content = bytearray(path.read_bytes())
+    content[content.index((273).to_bytes(2, "little")) + 2] = 99  # the type of StripOffsets
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a readable image"):
+        decode(path)
+    assert caplog.records == []

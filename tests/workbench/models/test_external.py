@@ -113,3 +113,12 @@ def test_outputs() -> None:
     for wrong in ({"a": logits}, "text", ()):
         with pytest.raises(ValueError, match="expected a tensor of logits"):
             logits_of(wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["smp:Unet/tu-hf-hub:someone/something", "timm:local-dir:/tmp/x", "os:path:join"]
+)
+def test_names_of_other_places_are_refused(name: str) -> None:
+    """A run folder could otherwise choose weights to download, and a file format that runs code."""
+    with pytest.raises(ValueError, match="itself, got"):
+        external_task(name)

@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
+from deepcontrol.workbench.data import DataError
 from deepcontrol.workbench.predict.images import ImageFile, Job, find_jobs
 
 PLENTY = 2**40
@@ -89,3 +91,15 @@ def test_memory_is_the_only_size_limit(tmp_path: Path, monkeypatch: pytest.Monke
     assert Image.MAX_IMAGE_PIXELS == 1000
     with pytest.raises(ValueError, match=r"64x64 pixels .* GiB are free"):
         ImageFile(tmp_path / "x.png", 8 * 64 * 64 - 1)
+
+
+def test_turned_tiff_is_measured_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size after the orientation is known only once it is decoded."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("L", (900, 800)).save(tmp_path / "x.tif", exif=exif, compression="tiff_deflate")
+    monkeypatch.setattr(TiffImageFile, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(DataError, match="GiB are free"):
+        ImageFile(tmp_path / "x.tif", free=1000)

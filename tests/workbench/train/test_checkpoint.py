@@ -2,9 +2,12 @@
 
 import copy
 import json
+import math
+import os
 import random
 import resource
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +18,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.folders import output
-from deepcontrol.workbench.optim import sgd
+from deepcontrol.workbench.optim import adamw, sgd
 from deepcontrol.workbench.train import checkpoint as checkpoint_module
 from deepcontrol.workbench.train.checkpoint import (
     Checkpoint,
@@ -29,6 +33,7 @@ from deepcontrol.workbench.train.checkpoint import (
 )
 from deepcontrol.workbench.train.config import load_config
 from deepcontrol.workbench.train.distributed import Group
+from deepcontrol.workbench.train.ema import MovingAverage
 from deepcontrol.workbench.train.snapshot import Position, restore, snapshot
 from tests.workbench.train.runs import differences, train_here
 
@@ -428,3 +433,111 @@ def test_write_error_is_raised_once(disk: SlowDisk, tmp_path: Path) -> None:
     writer.wait()
     assert disk.written == [("last", 3)]
     writer.close()
+
+
+def reseal(folder: Path) -> None:
+    """Write the digests of the files as they are."""
+    names = ("model.safetensors", "state.pt")
+    files = {
+        name: {
+            "bytes": (folder / name).stat().st_size,
+            "sha256": checkpoint_module._sha256(folder / name),
+        }
+        for name in names
+    }
+    (folder / "digest.json").write_bytes(checkpoint_module._digest_text(files))
+
+
+def test_compressed_state_is_refused(tmp_path: Path) -> None:
+    """A small file could otherwise inflate to more than the memory."""
+    save_last(tmp_path, Checkpoint({"a": torch.zeros(2)}, {"b": torch.zeros(1000)}))
+    path = tmp_path / "last" / "state.pt"
+    with zipfile.ZipFile(path) as file:
+        content = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in content.items():
+            file.writestr(name, data)
+    reseal(tmp_path / "last")
+    with pytest.raises(CheckpointError, match=r"in state\.pt is compressed"):
+        load(tmp_path / "last")
+
+
+def test_states_that_no_reader_expects_are_refused(tmp_path: Path) -> None:
+    """Readers raise KeyError, IndexError, AssertionError and others."""
+    save_last(tmp_path, Checkpoint({"a": torch.zeros(2)}, {"b": torch.zeros(3)}))
+    last, rng = tmp_path / "last", random.Random(0)
+    with zipfile.ZipFile(last / "state.pt") as file:
+        content = {name: file.read(name) for name in file.namelist()}
+    (program,) = (name for name in content if name.endswith("data.pkl"))
+    refused = 0
+    for _ in range(150):
+        damaged = bytearray(content[program])
+        at = rng.randrange(len(damaged))
+        damaged[at : at + rng.randrange(4)] = rng.choice([b"R", b"Q", b"0", b"t", b"h\x63", b"."])
+        with zipfile.ZipFile(last / "state.pt", "w") as file:
+            for name, data in content.items():
+                file.writestr(name, bytes(damaged) if name == program else data)
+        reseal(last)
+        try:
+            load(last)
+        except CheckpointError:
+            refused += 1
+    assert refused > 100
+
+
+def test_unknown_dtype_of_a_weight_is_refused(tmp_path: Path) -> None:
+    save_last(tmp_path, Checkpoint({"a": torch.zeros(2)}, {}))
+    path = tmp_path / "last" / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"C64"'))
+    reseal(tmp_path / "last")
+    with pytest.raises(CheckpointError):
+        load(tmp_path / "last")
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_step_of_adamw_must_be_a_count(value: float) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = adamw(model.parameters(), 0.1, on_gpu=False)
+    model(torch.randn(4, 3)).square().sum().backward()
+    optimizer.step()
+    taken = snapshot(model, optimizer, Position(), SINGLE)
+    restore(taken, model, optimizer, SINGLE)
+    taken.state["optimizer"][0]["step"].fill_(value)
+    with pytest.raises(CheckpointError, match="step of parameter 0 cannot be"):
+        restore(taken, model, optimizer, SINGLE)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"weights": {1: torch.zeros(1), "x": 2}, "steps": torch.zeros((), dtype=torch.double)},
+        {"weights": {}, "steps": torch.zeros((), dtype=torch.double, device="meta")},
+        {"weights": {}, "steps": torch.zeros((), dtype=torch.complex64)},
+    ],
+)
+def test_invalid_moving_average_is_refused(state: dict[str, Any]) -> None:
+    model, optimizer = trained()
+    with pytest.raises(CheckpointError):
+        MovingAverage(model, optimizer, 0.9).restore(state)
+
+
+def test_images_that_do_not_match_the_steps_are_refused(
+    whole: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mean over no image would divide by zero."""
+    shutil.copytree(whole, run)
+    kept = load(run / "last")
+    kept.state["position"] |= {"epoch": 2, "step": 4, "images": 0}
+    save_last(run, kept)
+    assert main(["train", "--out", str(run)]) == 1
+    assert "has seen 0 images in 4 steps, expected 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["fifo", "file"])
+def test_special_files_in_the_place_of_checkpoints_are_replaced(kind: str, tmp_path: Path) -> None:
+    for name in (".last.new", "last", "previous", ".best.old", "best"):
+        os.mkfifo(tmp_path / name) if kind == "fifo" else (tmp_path / name).touch()
+    save_last(tmp_path, Checkpoint({"a": torch.zeros(2)}, {}))
+    save_best(tmp_path, Checkpoint({"a": torch.zeros(2)}, {}))
+    assert load_last(tmp_path, print) is not None
+    assert load(tmp_path / "best").model["a"].numel() == 2

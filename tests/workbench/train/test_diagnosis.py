@@ -186,3 +186,25 @@ def test_out_of_memory_before_the_first_step(
     (line,) = capsys.readouterr().err.splitlines()
     assert "out of memory on cpu before the first step, with images of 32x96" in line
     assert "choose a smaller --size" in line
+
+
+def test_failed_gpu_names_the_step_and_the_checkpoint(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tests/faults/test_gpu.py provokes the error in a replayed step on a GPU."""
+
+    def fail(step: TrainingStep) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCompile with ...")
+
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    before_step(7, fail, monkeypatch)
+    assert main(command(run)) == 1
+    message = capsys.readouterr().err
+    assert "failed in epoch 2, at step 2 of 4 or before: CUDA error: device-side assert" in message
+    assert f"triggered; the last checkpoint is {run / 'last'}, the best {run / 'best'}." in message
+    assert "Run the same command to resume." in message
+    assert codes == [1]
+    assert not (run / runfolder.DIVERGED).exists()
+    monkeypatch.undo()
+    assert main(command(run)) == 0

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..folders.json_files import read_bytes
 from .sample import DataError, Palette, distinct_colors
 
 YAML, TEXT = "classes.yaml", "classes.txt"
+MOST_BYTES = 2**18  # of a class file
 MOST_CLASSES = 254  # labels are bytes, and 255 marks pixels without a label
 LARGEST_ID = 65535  # of a 16-bit mask
 
@@ -71,8 +73,8 @@ def read_class_file(root: Path) -> ClassFile:
             f"`deepcontrol data init {root}` writes one",
         )
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_bytes(path, MOST_BYTES).decode()
+    except (OSError, ValueError) as error:
         raise DataError(path, f"cannot be read: {error}") from None
     try:
         return parse_yaml(text) if path.name == YAML else parse_text(text)
@@ -88,9 +90,14 @@ def parse_yaml(text: str) -> ClassFile:
     """
     yaml = _yaml()
     try:
+        # A few lines of aliases to aliases can stand for more values than any memory holds.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("aliases (*name) are not supported: write the values out")
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"not a YAML file: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(content, dict) or not isinstance(content.get("classes"), list):
         raise ValueError("expected `classes:` with a list of classes, each with a name")
     unknown = sorted(str(key) for key in set(content) - {"classes", "ignore", "range"})

@@ -1,5 +1,9 @@
 """Read images of any bit depth and number of channels, and masks of ids or colors."""
 
+import contextlib
+import logging
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +21,7 @@ PICTURE_SUFFIXES = (
 )  # fmt: skip
 LOSSY_SUFFIXES = (".jpg", ".jpeg")
 MOST_CHANNELS = 64
+MOST_VALUES = 2**30  # of an image; a damaged or hostile header may claim any size
 _UNKNOWN = 254  # marks mask values without a class; there are at most 254 classes, 0 to 253
 _GRAY = np.array((0.299, 0.587, 0.114))
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I", "F")
@@ -210,20 +215,25 @@ def _from_pillow(image: Image.Image) -> Pixels:
 
 def _decode_tiff(path: Path) -> NDArray | None:
     """Decode a TIFF that Pillow does not show as a single image; None if it does."""
+    frames: list[NDArray] = []
     try:
         with open_header(path) as image:
-            pages = getattr(image, "n_frames", 1)
+            pages, size = getattr(image, "n_frames", 1), image.size
             if pages == 1:
                 return None
-            frames = []
-            for page in range(pages):
-                image.seek(page)
-                frames.append(np.asarray(image))
+            if pages <= MOST_CHANNELS and pages * math.prod(size) <= MOST_VALUES:
+                for page in range(pages):
+                    image.seek(page)
+                    if image.size != size:
+                        break
+                    frames.append(np.asarray(image))
     except ImageError:
         return _read_tifffile(path) if path.is_file() else None  # open_image reports the latter
-    if any(frame.ndim != 2 or frame.shape != frames[0].shape for frame in frames):
+    if len(frames) != pages or any(frame.ndim != 2 for frame in frames):
         raise DataError(
-            path, f"{len(frames)} pages, expected gray pages of one size, as channels of the image"
+            path,
+            f"{pages} pages, the first of {size[1]}x{size[0]}; expected at most {MOST_CHANNELS} "
+            f"gray pages of one size, as channels of the image, with {MOST_VALUES:,} values",
         )
     return np.stack(frames, 2)
 
@@ -237,7 +247,11 @@ def _read_tifffile(path: Path) -> NDArray:
             path, 'a TIFF file that needs tifffile: pip install ".[workbench]"'
         ) from None
     try:
-        array = tifffile.imread(path)
+        with _no_log("tifffile"), tifffile.TiffFile(path, _multifile=False) as file:
+            shape = file.series[0].shape
+            if math.prod(shape) > MOST_VALUES:
+                raise ValueError(f"shape {shape}, expected at most {MOST_VALUES:,} values")
+            array = file.asarray()
     except Exception as error:  # tifffile raises errors of its own and of its codecs
         raise DataError(path, f"not a readable image ({error})") from error
     if array.ndim == 3 and array.shape[0] < min(array.shape[1:]) and array.shape[2] > MOST_CHANNELS:
@@ -245,12 +259,26 @@ def _read_tifffile(path: Path) -> NDArray:
     return array
 
 
-def _load_npy(path: Path) -> NDArray:
+@contextlib.contextmanager
+def _no_log(name: str) -> Iterator[None]:
+    """Silence a library's log, which would send names and tags of a file to the terminal."""
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
     try:
-        return np.load(path, allow_pickle=False)
+        yield
+    finally:
+        log.disabled = before
+
+
+def _load_npy(path: Path) -> NDArray:
+    if path.exists() and not path.is_file():  # reading a FIFO may never end
+        raise DataError(path, "not a regular file")
+    try:
+        # Mapped first: a header may claim a shape that is larger than the file and the memory.
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
     except FileNotFoundError:
         raise DataError(path, "no such file") from None
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header may raise anything
         raise DataError(path, f"not a readable NumPy file ({error})") from error
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from .output import write_atomic
 
-MAX_BYTES = 64 * 2**20
+MAX_BYTES = 16 * 2**20  # parsed, up to 30 times as much
 MAX_DEPTH = 64
 MAX_INT = 2**63 - 1  # the largest seed that torch.Generator accepts
 MAX_FLOAT = 1e100  # far above any value of fp32; its square is finite

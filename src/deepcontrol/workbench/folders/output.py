@@ -94,11 +94,11 @@ def check_writable(path: Path, inside: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with its content. Of a symbolic link, remove the link alone."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
+    """Remove a folder with its content, or a file. Of a symbolic link, remove the link alone."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -5,6 +5,7 @@ of older versions have none; from the first line with a checksum on, all lines m
 module does not import torch.
 """
 
+import io
 import itertools
 import json
 import math
@@ -16,7 +17,9 @@ from typing import Any
 from .json_files import ChecksumError, add_checksum, parse_object, read_bytes
 from .output import append_text, write_atomic
 
-MAX_FILE_BYTES = 2**30
+MAX_FILE_BYTES = 2**28  # hundreds of times the records of a long run
+MAX_LINES = 10**6
+MAX_DAMAGE = 100  # further damaged lines are not listed
 MAX_EPOCH = 10**7
 
 Row = dict[str, Any]
@@ -80,13 +83,20 @@ class Scan:
 def scan_records(path: Path) -> Scan:
     """Read a file of records in any state. A missing file raises OSError."""
     try:
-        *complete, rest = read_bytes(path, MAX_FILE_BYTES).split(b"\n")
+        content = read_bytes(path, MAX_FILE_BYTES)
     except ValueError as error:
         return Scan([], [str(error)])
     lines: list[Line] = []
     damage: list[str] = []
-    needs_checksum = False
-    for number, text in enumerate(complete, start=1):
+    torn, needs_checksum = "", False
+    for number, text in enumerate(io.BytesIO(content), start=1):
+        if not text.endswith(b"\n"):
+            torn = f"line {number} of {path.name} is incomplete"
+            break
+        if number > MAX_LINES or len(damage) == MAX_DAMAGE:
+            damage.append(f"line {number} of {path.name} and those after it are not read")
+            break
+        text = text[:-1]
         try:
             epoch, row, has_checksum = _parse(text)
             if needs_checksum and not has_checksum:
@@ -98,7 +108,6 @@ def scan_records(path: Path) -> Scan:
             needs_checksum = True
         except ValueError:
             damage.append(f"line {number} of {path.name} cannot be read")
-    torn = f"line {len(complete) + 1} of {path.name} is incomplete" if rest else ""
     return Scan(lines, damage, torn)
 
 

@@ -111,6 +111,11 @@ def _acquire(run: Path) -> TextIO:
                 f"{run} is in use by {holder}; wait for it to finish or choose another --out"
             ) from None
         if RunLock(run, file, is_new=False).is_valid:  # else its holder has just deleted it
+            if os.fstat(file.fileno()).st_nlink > 1:  # its text would appear in the other file too
+                file.close()
+                raise OSError(
+                    f"cannot lock {run / LOCK}: it is a hard link to another file; remove it"
+                )
             break
         file.close()
     file.truncate(0)

@@ -54,6 +54,8 @@ def external_task(name: str) -> Task | None:
             f"expected a network such as timm:resnet18, smp:Unet/resnet34, torchvision:resnet50 or "
             f"module:function, got {name!r}"
         )
+    if ":" in own:  # timm reads hf-hub:NAME and local-dir:PATH from places that a name chooses
+        raise ValueError(f"expected a network of {origin} itself, got {own!r}")
     if origin == "timm":
         return "classification"
     if origin == "smp":

@@ -21,7 +21,7 @@ from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config import check_code, load_config
 from ..train.distributed import choose_device
-from ..train.faults import check_weights, is_out_of_memory
+from ..train.faults import check_weights, is_device_failure, is_out_of_memory
 from ..train.snapshot import load_weights
 from .classes import classify, load_classifier
 from .fitted import PixelFormat, label_resized
@@ -203,6 +203,8 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                 )
                 progress.console.print(escape(line), highlight=False, soft_wrap=True)
             except Exception as error:  # whatever one image raises, the others go on
+                if is_device_failure(error):  # the others would all fail
+                    raise
                 failed += 1
                 reason = f"{job.image}: {_reason(error, job, network)}"
                 errors.print(

@@ -15,7 +15,7 @@ from ..data import DataError, Size
 from ..data.files import check_eight_bit, open_image
 from ..data.inspect import colored
 from ..folders.output import replacing
-from ..imagefile import ImageError, open_header, upright_size
+from ..imagefile import ImageError, open_header
 from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -159,7 +159,7 @@ def _no_pixel_limit() -> Iterator[None]:
 def _check_memory(free: int, path: Path) -> None:
     try:
         with open_header(path) as opened:
-            height, width = upright_size(opened)
+            height, width = opened.height, opened.width  # before the orientation, unlike `size`
     except ImageError:
         return  # open_image reports unreadable files
     needed = BYTES_PER_PIXEL * height * width

@@ -16,6 +16,7 @@ names than those they were trained with.
 import hashlib
 import json
 import pickle  # only for its error class
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -122,13 +123,24 @@ def load(folder: Path) -> Checkpoint:
     names = verify(folder)
     try:
         model = load_tensors((folder / MODEL).read_bytes())
+        _refuse_compressed(folder / STATE)
         state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         config = (folder / CONFIG).read_bytes() if CONFIG in names else b""
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{folder / STATE} holds more than tensors and numbers") from error
-    except (SafetensorError, RuntimeError, OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # the readers raise anything on a file that was made to harm
+        raise CheckpointError(f"{folder}: {error or type(error).__name__}") from error
     return Checkpoint(model, state, config)
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Raise ValueError if a ZIP file is compressed. torch writes none, but would inflate any."""
+    with zipfile.ZipFile(path) as file:
+        for about in file.infolist():
+            if about.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{about.filename} in {path.name} is compressed")
 
 
 def load_of_run(run: Path, name: str) -> Checkpoint:

@@ -12,7 +12,7 @@ from ..folders import runfolder
 from ..sizes import Size
 from .distributed import peak_mib
 from .evaluate import evaluating, predict
-from .faults import FaultError, GuardStatus, find_first_nonfinite, fits_in_memory
+from .faults import DeviceError, FaultError, GuardStatus, find_first_nonfinite, fits_in_memory
 from .run import TrainingRun, images_in_batch
 
 REMEDY = "Try a smaller --lr or --clip-grad-norm, with a new --out."
@@ -94,6 +94,22 @@ def memory_fault_at_start(device: torch.device, size: Size, width: float) -> Fau
     return FaultError(
         f"out of memory on {device} before the first step, with images of {size[0]}x{size[1]} and "
         f"width {width:g}; choose a smaller --size, --width or --train-limit"
+    )
+
+
+def device_fault(run: TrainingRun, error: Exception) -> DeviceError:
+    """Return the error for a GPU that failed, which this process must not use any more."""
+    failure = ""
+    try:
+        run.writer.wait()  # its checkpoints are on the CPU already
+    except OSError as problem:
+        failure = f" (a later checkpoint failed: {problem})"
+    # Kernels run after their launch, in a captured step long after it.
+    return DeviceError(
+        f"{run.group.device} failed in epoch {run.position.epoch + 1}, at step "
+        f"{run.position.step} of {len(run.train)} or before: {str(error).strip().splitlines()[0]}; "
+        f"{_list_checkpoints(run.config.out)}{failure}. Run the same command to "
+        "resume. If it fails again, `deepcontrol doctor` tests the device."
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .checkpoint import CheckpointError
-from .snapshot import load_weights
+from .snapshot import load_weights, mismatch
 
 WARMUP = 10  # the first averages are over about a tenth of the steps so far
 
@@ -72,7 +72,9 @@ class MovingAverage:
 
 
 def _is_count(value: object) -> TypeGuard[Tensor]:
-    return type(value) is Tensor and value.dim() == 0 and 0 <= float(value) < math.inf
+    if mismatch(value, torch.zeros((), dtype=torch.float64)):
+        return False
+    return 0 <= float(value) < math.inf  # type: ignore[arg-type]
 
 
 def evaluated_model(model: nn.Module, average: MovingAverage | None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Detect faults of a run: steps that are not finite, and memory that ran out.
+"""Detect faults of a run: steps that are not finite, memory that ran out, and GPUs that failed.
 
 `Guard` tests loss and gradients on the device, between backward and update. From the first bad step
 on, the optimizer skips its updates, so the model keeps the weights from before that step. The host
@@ -18,8 +18,8 @@ from torch.nn.utils import get_total_norm
 from .build import Loss
 from .distributed import Group, is_sharded, local_shard, unshard
 
-# In messages of RuntimeErrors, in lower case. oneDNN reports a failed allocation of a workspace as
-# a primitive that it could not create or execute.
+# In messages of RuntimeErrors and ImportErrors, in lower case. oneDNN reports a failed allocation
+# of a workspace as a primitive that it could not create or execute.
 OUT_OF_MEMORY = (
     "out of memory",
     "not enough memory",
@@ -30,6 +30,16 @@ OUT_OF_MEMORY = (
     "could not create a primitive",
     "could not execute a primitive",
     "storage size calculation overflowed",
+    "can't start new thread",  # no memory for its stack
+    "failed to map segment from shared object",  # of a library that is imported late
+)
+# In messages of RuntimeErrors, in lower case: of the driver, cuBLAS, cuDNN and Triton's launches.
+DEVICE_FAILED = (
+    "cuda error",
+    "triton error [cuda]",
+    "cudnn error",
+    "cudnn_status_",
+    "cublas_status_",
 )
 
 
@@ -39,6 +49,10 @@ class FaultError(Exception):
 
 class NotFiniteError(FaultError):
     """The outputs of a network are infinite or NaN."""
+
+
+class DeviceError(FaultError):
+    """The GPU failed. This process cannot use it any more."""
 
 
 # Steps that are not finite
@@ -202,7 +216,7 @@ def check_weights(model: nn.Module, checkpoint: Path) -> None:
             )
 
 
-# Memory
+# Memory and devices
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -214,8 +228,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and any(m in str(error).lower() for m in OUT_OF_MEMORY)
+        isinstance(error, (RuntimeError, ImportError))
+        and any(message in str(error).lower() for message in OUT_OF_MEMORY)
     )
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether an error means that a GPU failed, for another reason than its memory.
+
+    CUDA reports a fault of a kernel at a later call, and at every call from then on.
+    """
+    if is_out_of_memory(error) or not isinstance(error, RuntimeError):
+        return isinstance(error, DeviceError)
+    known = getattr(torch, "AcceleratorError", ())  # newer than torch's oldest supported version
+    return isinstance(error, known) or any(m in str(error).lower() for m in DEVICE_FAILED)
 
 
 def fits_in_memory(attempt: Callable[[], object]) -> bool:

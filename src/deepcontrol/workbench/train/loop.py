@@ -13,10 +13,16 @@ from ..folders import records, runfolder
 from ..folders.runlock import RunLock
 from ..metrics import ConfusionMatrix
 from .config import Train
-from .diagnosis import evaluation_fault, memory_fault, memory_fault_at_start, raise_if_not_finite
+from .diagnosis import (
+    device_fault,
+    evaluation_fault,
+    memory_fault,
+    memory_fault_at_start,
+    raise_if_not_finite,
+)
 from .distributed import Group, choose_device, configure_torch, peak_mib, process_group
 from .evaluate import evaluate, evaluating, split_windows
-from .faults import NotFiniteError, is_out_of_memory
+from .faults import NotFiniteError, is_device_failure, is_out_of_memory
 from .interrupts import Stopped, interrupts
 from .progress import Display, epoch_line, one_class_line, sample_sheet, save_png, step_status
 from .run import TrainingRun, claim_folder, images_in_batch, open_run
@@ -50,7 +56,7 @@ def train(config: Train, console: Console) -> int:
 
 
 def train_run(run: TrainingRun) -> int:
-    """Train an opened run. Save after a signal; explain an out-of-memory error."""
+    """Train an opened run. Save after a signal; explain failures of memory and device."""
     try:
         train_epochs(run)
     except Stopped as stopped:
@@ -63,6 +69,8 @@ def train_run(run: TrainingRun) -> int:
         )
         return stopped.exit_code
     except (RuntimeError, MemoryError) as error:
+        if is_device_failure(error):
+            raise device_fault(run, error) from error
         if not is_out_of_memory(error):
             raise
     else:

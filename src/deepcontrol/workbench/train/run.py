@@ -287,7 +287,7 @@ def open_run(
     wrapped = _wrap(model, config, group)
     optimizer = build_optimizer(config, model, group)
     average = None if config.ema is None else MovingAverage(model, optimizer, config.ema)
-    position = _resume(config, model, optimizer, group, display, len(train), average)
+    position = _resume(config, model, optimizer, group, display, train, average)
     guard = Guard(optimizer, group)
     objective = build_objective(config, train.cache, group.device)
     autocast = choose_autocast(config.precision, group.device)
@@ -413,7 +413,7 @@ def _resume(
     optimizer: torch.optim.Optimizer,
     group: Group,
     display: Display,
-    steps_per_epoch: int,
+    train: Batches,
     average: MovingAverage | None,
 ) -> Position | None:
     """Restore the last checkpoint and return its position, or None if there is none."""
@@ -428,9 +428,15 @@ def _resume(
     position = restore(checkpoint, evaluated_model(model, average), optimizer, group)
     if average is not None:
         average.restore(checkpoint.state.get("average"))
-    if position.step > steps_per_epoch:  # equal if the run stopped before its evaluation
+    if position.step > len(train):  # equal if the run stopped before its evaluation
         raise CheckpointError(
-            f"the checkpoint is at step {position.step}, but an epoch has {steps_per_epoch} steps"
+            f"the checkpoint is at step {position.step}, but an epoch has {len(train)} steps"
+        )
+    seen = min(position.step * train.batch_size, len(train.cache))
+    if position.images != seen:
+        raise CheckpointError(
+            f"the checkpoint has seen {position.images} images in {position.step} steps, expected "
+            f"{seen}"
         )
     if position.epoch > config.epochs:
         raise ValueError(

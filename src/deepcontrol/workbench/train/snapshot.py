@@ -6,6 +6,7 @@ therefore compared with the parameter that it belongs to, and copied into memory
 here, with the parameter's own strides.
 """
 
+import math
 import struct
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -107,12 +108,14 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """
     own = model.state_dict()
     if own.keys() != weights.keys():
-        missing, more = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+        missing, more = (
+            sorted(map(str, a.keys() - b.keys())) for a, b in ((own, weights), (weights, own))
+        )
         raise CheckpointError(
             f"the weights do not match the model: missing {missing}, unknown {more}"
         )
     for name, value in weights.items():
-        if problem := _mismatch(value, own[name]):
+        if problem := mismatch(value, own[name]):
             raise CheckpointError(f"the weights do not match the model: {name}: {problem}")
     model.load_state_dict({k: shard_like(v, own[k]) for k, v in weights.items()})
 
@@ -147,13 +150,15 @@ def _restored_buffer(index: int, name: str, value: object, like: Tensor) -> Tens
     if value is None:
         return None
     is_step = name == STEP
-    if problem := _mismatch(value, torch.zeros(()) if is_step else like):
+    if problem := mismatch(value, torch.zeros(()) if is_step else like):
         raise ValueError(f"{name} of parameter {index}: {problem}")
     assert isinstance(value, Tensor)
+    if is_step and not 0 <= float(value) < math.inf:
+        raise ValueError(f"{name} of parameter {index} cannot be {float(value)}")
     return value.clone() if is_step else _copy_as(value, like)
 
 
-def _mismatch(value: object, like: Tensor) -> str:
+def mismatch(value: object, like: Tensor) -> str:
     """Return why a tensor cannot take the place of another; "" if it can."""
     if type(value) is not Tensor or value.layout != torch.strided or value.is_quantized:
         return "expected a dense tensor"
