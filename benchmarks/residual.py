@@ -5,9 +5,9 @@
 Trains a ResNet with one change at a time: the gains of the residual branches, the scale of the
 filters, weight normalization or standardization, gradient clipping, weight decay, the start of
 lambda, learning rates of the gains and of lambda. All runs have SGD with momentum 0.9, weight decay
-5e-4 on the filters, half an epoch of warm-up and a cosine schedule. Each row of the CSV is one training. Trainings that the CSV already
-contains are skipped. Processes with different treatments or seeds can share the file. A ResNet-20
-takes about ten seconds on an H200.
+5e-4 on the filters, half an epoch of warm-up and a cosine schedule. Each row of the CSV is one
+training. Trainings that the CSV already contains are skipped. Processes with different treatments
+or seeds can share the file. A ResNet-20 takes about ten seconds on an H200.
 """
 
 import argparse
