@@ -91,6 +91,11 @@ TREATMENTS = {
     "agc+wn, classifier 0": Treatment("agc+wn", zero_classifier=True),
     "ws, lambda starts at 0": Treatment(standardize=True, start_lambda=0.0),
     "ws, lambda starts at 0.5": Treatment(standardize=True, start_lambda=0.5),
+    "ws, lambda starts at 0.25": Treatment(standardize=True, start_lambda=0.25),
+    "ws, lambda starts at 0.75": Treatment(standardize=True, start_lambda=0.75),
+    "ws, lambda 0.5, branch gain doubled": Treatment(
+        standardize=True, start_lambda=0.5, branch_factor=2.0
+    ),
     "ws, lambda = 0": Treatment(standardize=True, fixed_lambda=0.0),
     "ws, branch gain doubled": Treatment(standardize=True, branch_factor=2.0),
     "ws, lambda 0, branch gain doubled": Treatment(
