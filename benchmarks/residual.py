@@ -3,11 +3,11 @@
     python benchmarks/residual.py --data-root CIFAR10 --out benchmarks/results/residual-cuda.csv
 
 Trains a ResNet with one change at a time: the gains of the residual branches, the scale of the
-filters, weight normalization, gradient clipping, weight decay, learning rates of the gains and of
-lambda. All runs have SGD with momentum 0.9, weight decay 5e-4 on the filters, half an epoch of
-warm-up and a cosine schedule. Each row of the CSV is one training. Trainings that the CSV already
-contains are skipped. Processes with different treatments or seeds can share the file. A ResNet-20
-takes about ten seconds on an H200.
+filters, weight normalization or standardization, gradient clipping, weight decay, the start of
+lambda, learning rates of the gains and of lambda. All runs have SGD with momentum 0.9, weight decay
+5e-4 on the filters, half an epoch of warm-up and a cosine schedule. Each row of the CSV is one
+training. Trainings that the CSV already contains are skipped. Processes with different treatments
+or seeds can share the file. A ResNet-20 takes about ten seconds on an H200.
 """
 
 import argparse
@@ -51,6 +51,9 @@ class Treatment:
     gain_decay: float = 0.0
     gain_lr: float = 1.0  # factor of the learning rate
     lambda_lr: float = 1.0
+    start_lambda: float = 1.0
+    last_lambda: float | None = None  # start in the last stage; None: start_lambda
+    zero_classifier: bool = False
     fixed_lambda: float | None = None
     fixed_gain: bool = False
 
@@ -81,6 +84,25 @@ TREATMENTS = {
     "agc+wn, gain decay": Treatment("agc+wn", gain_decay=5e-4),
     "agc+wn, clip norm 1": Treatment("agc+wn", max_norm=1.0),
     "agc+wn, branch gain doubled": Treatment("agc+wn", branch_factor=2.0),
+    "agc+wn, lambda starts at 0.5": Treatment("agc+wn", start_lambda=0.5),
+    "agc+wn, last lambda starts at 0": Treatment("agc+wn", last_lambda=0.0),
+    "agc+wn, lambda lr x 10": Treatment("agc+wn", lambda_lr=10.0),
+    "agc+wn, gain lr x 3": Treatment("agc+wn", gain_lr=3.0),
+    "agc+wn, classifier 0": Treatment("agc+wn", zero_classifier=True),
+    "ws, lambda starts at 0": Treatment(standardize=True, start_lambda=0.0),
+    "ws, lambda starts at 0.5": Treatment(standardize=True, start_lambda=0.5),
+    "ws, lambda starts at 0.25": Treatment(standardize=True, start_lambda=0.25),
+    "ws, lambda starts at 0.75": Treatment(standardize=True, start_lambda=0.75),
+    "ws, lambda 0.5, branch gain doubled": Treatment(
+        standardize=True, start_lambda=0.5, branch_factor=2.0
+    ),
+    "ws, lambda = 0": Treatment(standardize=True, fixed_lambda=0.0),
+    "ws, branch gain doubled": Treatment(standardize=True, branch_factor=2.0),
+    "ws, lambda 0, branch gain doubled": Treatment(
+        standardize=True, start_lambda=0.0, branch_factor=2.0
+    ),
+    "ws, lambda lr x 10": Treatment(standardize=True, lambda_lr=10.0),
+    "ws, last lambda starts at 0": Treatment(standardize=True, last_lambda=0.0),
 }
 
 
@@ -188,11 +210,17 @@ def train_network(
 
 @torch.no_grad()
 def start_(model: CifarResNet, treatment: Treatment, images: Tensor) -> None:
-    """Set the branch gains and the scale of the filters, and fix parameters."""
+    """Set the branch gains, lambda and the scale of the filters, and fix parameters."""
     blocks = [block for block in model.stages if isinstance(block, ResidualBlock)]
     neurons = [m for m in model.modules() if isinstance(m, AGCConv2d)]
     for neuron in neurons:
         neuron.gain.fill_(1.0)
+        neuron.mean_scale.fill_(treatment.start_lambda)
+    if treatment.last_lambda is not None:
+        for neuron in neurons[-2 * len(blocks) // 3 :]:  # two layers per block, three stages
+            neuron.mean_scale.fill_(treatment.last_lambda)
+    if treatment.zero_classifier:
+        model.classify.weight.zero_()
     gain = branch_gain(len(blocks)) if treatment.branch is None else treatment.branch
     for block in blocks:
         if isinstance(block.branch[-1], AGCConv2d):

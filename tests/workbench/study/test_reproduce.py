@@ -241,6 +241,7 @@ def test_runs_with_other_settings_are_refused(tmp_path: Path) -> None:
         save_config(job.config, {}, {})
     (jobs[2].folder).mkdir()
     (jobs[2].folder / "config.json").write_text("{")  # its own process reports this
+    save_config(replace(jobs[0].config, engine="compile+graph"), {}, {})  # the same function
     refuse_changed(jobs)
     save_config(replace(jobs[1].config, eval_whole=True), {}, {})
     with pytest.raises(ConfigChangedError, match="--eval-whole was on, now off"):

@@ -127,7 +127,10 @@ def _finished_curves(jobs: Sequence[Job], read_curve: "CurveReader") -> dict[Arm
 
 
 def refuse_changed(jobs: list[Job]) -> None:
-    """Raise an error if an existing run differs from its job, or is a link to another folder."""
+    """Raise an error if an existing run differs from its job, or is a link to another folder.
+
+    Runs may differ in the engine, which changes the speed and the rounding of the same function.
+    """
     for job in jobs:
         if job.folder.is_symlink():
             raise ValueError(
@@ -138,7 +141,7 @@ def refuse_changed(jobs: list[Job]) -> None:
             existing, _ = load_config(job.folder)
         except (ValueError, OSError):
             continue  # no run yet, or not readable: its own process reports that
-        found = differences(job.config, existing)
+        found = differences(replace(job.config, engine=existing.engine), existing)
         if found:
             raise ConfigChangedError(
                 f"{job.folder} was trained with other settings: {'; '.join(found)}. Choose another "

@@ -55,8 +55,8 @@ class Preset(Protocol):
     def config(self, arm: Arm, seed: int, out: Path, data_root: Path | None) -> Train:
         """Return the configuration of one run of an arm.
 
-        All runs have the default engine, "graph". For norms other than agc and bn,
-        "compile+graph" may be faster, but the contenders of a comparison share one protocol.
+        All runs have the default engine, "graph". Runs trained with another one count as well: for
+        norms without fused kernels "compile+graph" is faster at small batches.
         """
         is_classification = task_of(arm.model) == "classification"
         settings: dict[str, Any] = {
