@@ -6,8 +6,8 @@ Each model is built untrained, converted by to_agc, and run forward and backward
 table has the bytes saved for backward before and after the conversion, the differences between the
 model before, after and folded, and the time of the conversion. `make zoo` sets up the environment
 and runs this. Rows that the CSV has are kept unless --fresh is given or they are errors, so an
-interrupted table can be continued; models of libraries that are not installed are left out. --report measures nothing
-and writes docs/zoo.md from the CSV.
+interrupted table can be continued; models of libraries that are not installed are left out.
+--report measures nothing and writes docs/zoo.md from the CSV.
 """
 
 import argparse

@@ -42,6 +42,7 @@ def measure(entry: Entry) -> Row:
         **row,
         **{kind: report.count(kind) for kind in ("fused", "replaced", "skipped")},
         "backed_out": sum("backed out" in change.why for change in report),
+        "verified": report.unverified is None,
         "unverified": report.unverified or "",
         "one_position": sum("lambda 0" in change.why for change in report),
         "constant": len(report.constant),

@@ -242,7 +242,6 @@ ZOO: tuple[Entry, ...] = (
     torchvision("efficientnet_b0"),
     torchvision("r3d_18", (3, 4, 32, 32)),
     torchvision("r2plus1d_18", (3, 4, 32, 32)),
-    torchvision("s3d", (3, 16, 64, 64)),
     smp("Unet"),
     smp("UnetPlusPlus"),
     smp("MAnet"),
@@ -365,11 +364,10 @@ ZOO: tuple[Entry, ...] = (
     other("resnest", "resnest50", "resnest.torch:resnest50", pretrained=False),
     other(
         "lightly",
-        "resnet-9, split BatchNorm",
+        "resnet-9",
         "lightly.models:ResNetGenerator",
         "resnet-9",
         sample=(3, 32, 32),
-        num_splits=2,
     ),
     other("easyocr", "CRAFT", "easyocr.craft:CRAFT", pretrained=False),
 )

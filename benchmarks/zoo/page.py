@@ -91,7 +91,7 @@ def page(rows: Sequence[Row], tricky: Sequence[Row]) -> str:
         models=len(rows),
         libraries=len({r["library"] for r in rows}),
         **{k: _sum(good, k) for k in ("norms", "fused", "replaced", "skipped")},
-        verified=sum("unverified" not in r for r in good),
+        verified=sum(r["verified"] == "True" for r in good),
         backed_out=sum(backed_out),
         backed_out_models=len(backed_out),
         finite=sum(r["finite_at_1"] == "True" for r in good),
@@ -138,7 +138,7 @@ def _line(row: Row) -> str:
 
 
 def _self_check(row: Row) -> str:
-    found = f"not verified: {row['unverified']}" if "unverified" in row else "verified"
+    found = "verified" if row["verified"] == "True" else f"not verified: {row['unverified']}"
     return found if row["backed_out"] == "0" else f"{found}, {row['backed_out']} backed out"
 
 
