@@ -27,7 +27,7 @@ def lock() -> ModuleType:
 
 def test_all_locks_are_found() -> None:
     names = {path.stem.removeprefix("requirements").removeprefix("-") for path in LOCKS}
-    assert names == {"", "audit", "docs", "ray", "torch", "zoo"}
+    assert names == {"", "audit", "docs", "ray", "torch", "zoo", "zoo-more"}
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
@@ -42,17 +42,22 @@ def test_every_line_is_a_pin_or_a_hash(path: Path, lock: ModuleType) -> None:
 
 
 def test_environments_that_are_used_together_agree(lock: ModuleType) -> None:
-    pins, of_ray, of_zoo, torch = (
+    pins, of_ray, of_zoo, more, torch = (
         dict(pin.split("==") for pin in lock.read_lock(path.read_text().splitlines()))
-        for path in (ROOT / f"requirements{name}.lock" for name in ("", "-ray", "-zoo", "-torch"))
+        for path in (
+            ROOT / f"requirements{name}.lock"
+            for name in ("", "-ray", "-zoo", "-zoo-more", "-torch")
+        )
     )
     for name in pins.keys() & of_ray.keys():
         assert pins[name] == of_ray[name], name
     assert pins["torch"] == of_zoo["torch"] == torch["torch"]
     assert "ray" in of_ray
+    # Both are on the path: a package of both would hide one of another version.
+    assert not of_zoo.keys() & more.keys()
 
 
-@pytest.mark.parametrize("target", ["setup", "docs", "test-zoo", "test-ray", "audit"])
+@pytest.mark.parametrize("target", ["setup", "docs", "test-zoo", "zoo", "test-ray", "audit"])
 def test_make_installs_with_hashes_only(target: str) -> None:
     commands = subprocess.run(
         ["make", "--dry-run", "--always-make", target], cwd=ROOT, capture_output=True, text=True

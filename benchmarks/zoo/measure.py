@@ -2,6 +2,7 @@
 
 import copy
 import importlib.metadata
+import time
 import warnings
 from typing import Any
 
@@ -24,10 +25,8 @@ def measure(entry: Entry) -> Row:
     model = entry.build().train()
     images = smooth_images(4, entry.sample)
     row: Row = {
-        "library": entry.library,
-        "version": importlib.metadata.version(entry.library),
-        "model": entry.name,
-        "input": "x".join(map(str, entry.sample)),
+        **identity(entry),
+        "norms": sum(isinstance(m, _BatchNorm) for m in model.modules()),
         "bn_trains_at_1": _trains(model, images[:1]),
     }
     # At batch 2, because BatchNorm refuses maps of one position at batch 1.
@@ -42,14 +41,27 @@ def measure(entry: Entry) -> Row:
     return {
         **row,
         **{kind: report.count(kind) for kind in ("fused", "replaced", "skipped")},
+        "backed_out": sum("backed out" in change.why for change in report),
+        "verified": report.unverified is None,
+        "unverified": report.unverified or "",
         "one_position": sum("lambda 0" in change.why for change in report),
-        "hazards": sum("hazard" in change.why for change in report),
+        "constant": len(report.constant),
         "finite_at_1": finite,
         "mib_before": f"{before / 2**20:.2f}",
         "mib_after": f"{after / 2**20:.2f}",
-        **{name: f"{value:.1e}" for name, value in start.items()},
+        **start,
         **{name: f"{value:.1e}" for name, value in folding(like_trained, images[:1]).items()},
         **{f"he_{name}": f"{value:.1e}" for name, value in he_start.items()},
+    }
+
+
+def identity(entry: Entry) -> Row:
+    """Return the columns that identify a row."""
+    return {
+        "library": entry.library,
+        "version": importlib.metadata.version(entry.library),
+        "model": entry.name,
+        "input": "x".join(map(str, entry.sample)),
     }
 
 
@@ -76,18 +88,18 @@ def converted(model: nn.Module, image: Tensor) -> tuple[nn.Module, Report]:
 
 def step_is_finite(model: nn.Module, image: Tensor) -> bool:
     """Check that a training step is finite and that gradients reach the AGC layers."""
-    outputs = tensors(model(image))
+    outputs = [y for y in tensors(model(image)) if y.requires_grad]
     torch.autograd.backward(outputs, [torch.randn_like(y) for y in outputs])
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     reached = any(scale.grad is not None for scale in mean_scales(model))
     return reached and all(bool(a.isfinite().all()) for a in (*outputs, *gradients))
 
 
-def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[str, float]]:
-    """Convert a copy with BatchNorm's statistics, in eval mode, and measure the difference.
+def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[str, str]]:
+    """Convert a copy with BatchNorm's statistics, in eval mode, and measure difference and time.
 
     Untrained networks with BatchNorm amplify rounding, so the difference between BatchNorm's own
-    fp32 and fp64 is returned too.
+    fp32 and fp64 is returned too. Times are CPU seconds of this process.
     """
     model = copy.deepcopy(model)
     for norm in model.modules():
@@ -101,13 +113,21 @@ def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[st
         model.eval()
         expected = tensors(model(images))
         exact = tensors(copy.deepcopy(model).double()(images.double()))
-        agc = to_agc(copy.deepcopy(model), init="bn", example=images[:1])
+        forward = time.process_time()
+        model(images[:1])
+        forward = time.process_time() - forward
+        agc = copy.deepcopy(model)
+        conversion = time.process_time()
+        agc = to_agc(agc, init="bn", example=images[:1])
+        conversion = time.process_time() - conversion
         in_double = to_agc(model.double(), init="bn", example=images[:1].double())
-        return agc, {
+        differences = {
             "bn_start": difference(tensors(agc(images)), expected),
             "bn_start_fp64": difference(tensors(in_double(images.double())), exact),
             "bn_rounding": difference(expected, exact),
         }
+    times = {"forward_s": f"{forward:.3f}", "conversion_s": f"{conversion:.2f}"}
+    return agc, {name: f"{value:.1e}" for name, value in differences.items()} | times
 
 
 def folding(model: nn.Module, image: Tensor) -> dict[str, float]:

@@ -19,7 +19,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from torchvision.ops import FrozenBatchNorm2d
 
 from benchmarks.zoo.measure import difference, smooth_images, step_is_finite, tensors
-from benchmarks.zoo.models import Plans
+from benchmarks.zoo.models import nnunet
 from deepcontrol import AGC1d, AGC2d, AGC3d, fold, he_init_, to_agc
 from deepcontrol.nn import norm_act
 
@@ -172,6 +172,6 @@ def test_nnunet_plans(tmp_path: Path) -> None:
 
 
 def test_nnunet_batchnorms_are_all_fused() -> None:
-    model = Plans("PlainConvUNet", {"n_conv_per_stage": [2, 2, 2]}).build()
+    model = nnunet("PlainConvUNet", n_conv_per_stage=[2, 2, 2]).build()
     _, report = to_agc(model, example=smooth_images(1, (1, 16, 16, 16)), report=True)
     assert report.count("fused") == len(report)
