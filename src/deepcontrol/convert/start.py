@@ -75,8 +75,10 @@ def correct_scales_(
         targets: Deviation of the pre-activations of a layer; 1 for layers that are missing.
 
     Returns:
-        The layers that were scaled.
+        The layers that were scaled; none on the meta device, which has no values.
     """
+    if any(p.is_meta for p in model.parameters()):
+        return set()
     copied = copy_model(model, share_parameters=True)  # the run must not fill the model's caches
     original = copied.original()
     seen, scaled = set[nn.Module](), set[nn.Module]()

@@ -1,23 +1,18 @@
 """Convert a model from BatchNorm to AGC (automatic gain control)."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import nn
 
-from .batchnorms import (
-    Where,
-    batchnorms_of_frozen,
-    keeps_function,
-    refuse_frozen,
-    warn_trained,
-)
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
+from .norms import NormKind, Where, check_kinds, keeps_function, refuse_frozen, warn_trained
 from .replace import replace_modules
 from .report import Report
+from .stand_ins import batchnorms_of_frozen, stand_ins
 from .start import correct_scales_
 from .verify import example_outputs, relative_difference
 
@@ -34,6 +29,7 @@ def to_agc(
     example: Any = None,
     report: Literal[False] = False,
     *,
+    norms: Sequence[NormKind] | NormKind = ("batch",),
     lam: Lam | None = None,
     frozen: bool = False,
     data: Iterable[Any] | None = None,
@@ -49,6 +45,7 @@ def to_agc(
     example: Any = None,
     *,
     report: Literal[True],
+    norms: Sequence[NormKind] | NormKind = ("batch",),
     lam: Lam | None = None,
     frozen: bool = False,
     data: Iterable[Any] | None = None,
@@ -63,19 +60,21 @@ def to_agc(
     example: Any = None,
     report: bool = False,
     *,
+    norms: Sequence[NormKind] | NormKind = ("batch",),
     lam: Lam | None = None,
     frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module | tuple[nn.Module, Report]:
-    """Replace every BatchNorm of a model by AGC (automatic gain control), in place.
+    """Replace every norm of a model by AGC (automatic gain control), in place.
 
     If a convolution feeds a BatchNorm directly and nothing else, the two become one AGCConv at the
     convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU after them. This also saves
     the memory of the normalization. nn.Identity is left at the other places, so no module changes
     its name or index. Every other BatchNorm becomes AGC1d/2d/3d.
 
-    BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses are converted. The filters stay the same
+    BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses are converted, and with `norms` also
+    InstanceNorm1d/2d/3d and GroupNorm. The filters stay the same
     nn.Parameter objects; gains, biases and lambdas are new. Create the optimizer afterwards: one
     that exists already does not train them. Report.new_parameters has their names.
 
@@ -130,6 +129,9 @@ def to_agc(
             value is backed out, and the report says so. Use an input like those of the training,
             with all arguments that the model gets there.
         report: Also return a Report, a table of all changes and their reasons.
+        norms: The kinds of norms to convert: "batch" (default), "instance" and "group", one or
+            several. InstanceNorm and GroupNorm divide by the spread of each sample, which no
+            constant gain does, so only "scratch" and "paper" convert them.
         lam: Initial lambda, a number or a function of the name of the BatchNorm that returns a
             number, or None for the default: 1, and 0 for maps of one position. A number is not used
             for maps of one position. With a lambda below 1, part of the mean of each map remains,
@@ -183,18 +185,20 @@ def to_agc(
             f"frozen=True keeps the function of FrozenBatchNorm2d, and init={init!r} does not: use "
             "init='bn' or 'centered'"
         )
-    thawed = batchnorms_of_frozen(model) if frozen else {}
-    model = replace_modules(model, thawed)
+    kinds = check_kinds(norms, init)
+    planned = stand_ins(model, kinds) | (batchnorms_of_frozen(model) if frozen else {})
+    originals = {stand_in: norm for norm, stand_in in planned.items()}
+    model = replace_modules(model, planned)
     try:
-        conversion = Conversion(model, where, init, example, lam)
+        conversion = Conversion(model, where, init, example, lam, kinds, originals)
+        if init == "scratch":
+            refuse_frozen({name: layer for layer, name in conversion.initialized.items()})
     except Exception:
-        replace_modules(model, {norm: module for module, norm in thawed.items()})
+        replace_modules(model, originals)
         raise
-    if init == "scratch":
-        refuse_frozen({name: layer for layer, name in conversion.initialized.items()})
     if data is not None:
         reestimate_statistics(model, data)
-    warn_trained(conversion.selected, init)
+    warn_trained(conversion.selected, init, originals)
     outputs = None
     if init == "bn" and conversion.trial is not None and conversion.trial.can_compare:
         outputs = example_outputs(model, example)
@@ -206,7 +210,7 @@ def to_agc(
         untied = conversion.tie()
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
-    converted = replace_modules(model, conversion.replacements)
+    converted = replace_modules(model, originals | conversion.replacements)
     corrected = set[nn.Module]()
     if init == "scratch" and example is not None:
         corrected = correct_scales_(converted, example, conversion.targets)
