@@ -15,6 +15,7 @@ from ..ops.activation import ActivationName, name_of_module
 from ..ops.layout import accumulate_dtype
 from ..ops.reference import norm_scale, square_norm
 from .dataflow import Dataflow, has_hooks
+from .padding import known_padding
 from .start import AGCParameters
 
 _AGC_CONVS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
@@ -73,12 +74,13 @@ def scalable_source(norm: nn.Module, flow: Dataflow) -> _ConvNd | nn.Linear | No
     source = flow.sole_producer(norm)
     if not isinstance(source, (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)):
         return None
-    plain = next(c for c in (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear) if isinstance(source, c))
+    plain = next(c for c in (*_TRANSPOSED, nn.Linear, nn.Module) if isinstance(source, c))
+    overridden = type(source).forward is not plain.forward and known_padding(source) is None
     grouped = isinstance(source, _TRANSPOSED) and source.groups != 1
     if (
         flow.sole_consumer(source) is not norm
         or flow.unconfirmed & {source, norm}
-        or type(source).forward is not plain.forward
+        or overridden
         or _is_patched(source)
         or hasattr(source, "parametrizations")
         or not isinstance(source.weight, nn.Parameter)
@@ -115,13 +117,11 @@ def scale_filters_(layer: _ConvNd | nn.Linear, scale: Tensor) -> None:
 def _unsupported(conv: nn.Module) -> str | None:
     """Return why an AGCConv cannot replace this module, or None if it can."""
     kind = type(conv).__name__
-    plain = next((c for c in _CONVOLUTIONS if isinstance(conv, c)), None)
-    if plain is None:
+    if not isinstance(conv, _CONVOLUTIONS):
         return f"{kind} feeds it"
     if hasattr(conv, "parametrizations"):
         return "the convolution is parametrized"
-    methods = ("forward", "_conv_forward", "__call__")
-    if any(getattr(type(conv), m) is not getattr(plain, m) for m in methods) or _is_patched(conv):
+    if _is_patched(conv) or known_padding(conv) is None:
         return f"{kind} overrides forward"
     if not isinstance(conv.weight, nn.Parameter):
         return "the convolution's weight is not a parameter"
@@ -148,10 +148,9 @@ def make_agc_conv(
     it. That is added to beta.
     """
     agc_conv = _AGC_CONVS[conv.weight.dim() - 2]
+    options = conv_options(conv) | {"padding": known_padding(conv)}
     # On meta, because all parameters are assigned below.
-    neuron = agc_conv(
-        **conv_options(conv), activation=activation, weight_norm=weight_norm, device="meta"
-    )
+    neuron = agc_conv(**options, activation=activation, weight_norm=weight_norm, device="meta")
     bias = parameters.bias
     if conv_bias is not None:
         left = parameters.gain * (1 - parameters.mean_scale) * conv_bias.to(parameters.gain)
