@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from deepcontrol import AGCConv1d, AGCConv2d, calibrate, fold, to_agc
 from deepcontrol.convert.padding import known_padding
-
-from .networks import trained
+from tests.convert.networks import trained
 
 
 def same(x: Tensor, conv: nn.Conv2d) -> Tensor:

@@ -117,6 +117,8 @@ def scale_filters_(layer: _ConvNd | nn.Linear, scale: Tensor) -> None:
 def _unsupported(conv: nn.Module) -> str | None:
     """Return why an AGCConv cannot replace this module, or None if it can."""
     kind = type(conv).__name__
+    if isinstance(conv, nn.Linear):
+        return f"{kind} feeds it, and AGCLinear would save copies of its weights"
     if not isinstance(conv, _CONVOLUTIONS):
         return f"{kind} feeds it"
     if hasattr(conv, "parametrizations"):

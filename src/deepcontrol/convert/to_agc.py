@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args, overload
 
 import torch
@@ -14,7 +15,7 @@ from .replace import replace_modules
 from .report import Report
 from .stand_ins import batchnorms_of_frozen, stand_ins
 from .start import correct_scales_
-from .verify import example_outputs, relative_difference
+from .verify import example_outputs, relative_difference, saved_for_backward
 
 _MAX_DIFFERENCE = 0.05  # of the outputs with init="bn"; rounding in deep networks reaches 0.003
 
@@ -217,6 +218,12 @@ def to_agc(
     difference = None
     if outputs is not None:
         difference = relative_difference(outputs, example_outputs(converted, example))
+    total = None
+    if report and example is not None:
+        total, saved = saved_for_backward(converted, conversion.layers.values(), example)
+        layers = {name: conversion.layers.get(norm) for name, norm in conversion.norms.items()}
+        of = {name: saved.get(layer) for name, layer in layers.items() if layer is not None}
+        changes = [replace(change, saved_bytes=of.get(change.name)) for change in changes]
     result = Report(
         changes=(*changes, *conversion.frozen(), *conversion.unregistered()),
         new_parameters=tuple(n for n, p in converted.named_parameters() if p not in before),
@@ -228,6 +235,7 @@ def to_agc(
         untied=tuple(untied),
         unverified=conversion.unverified(),
         difference=difference,
+        saved_bytes=total,
     )
     _warn(result)
     return (converted, result) if report else converted
