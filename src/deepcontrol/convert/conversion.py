@@ -30,7 +30,7 @@ from .norms import (
 )
 from .plan import Built, Level, Site, build
 from .report import Change
-from .residual import Additions, find_additions
+from .residual import NORMS, Additions, find_additions
 from .start import (
     AGCParameters,
     batchnorm_parameters,
@@ -99,6 +99,16 @@ class Conversion:
             for module, name in self.names.items()
             if isinstance(module, (_ConvNd, nn.Linear)) and (self.whole or module in sources)
         }
+        # Frozen filters that feed no norm are constants, such as a blur or the bins of a detector.
+        self.fixed = [
+            module
+            for module in self.initialized
+            if module not in sources
+            and _is_frozen(module.weight)
+            and not any(isinstance(m, NORMS) for m in self.flow.consumers[module])
+        ]
+        for module in self.fixed:
+            del self.initialized[module]
         self.targets: dict[nn.Module, float] = {}  # deviation at the start, if it is not 1
         # A network that is frozen as a whole stays frozen.
         parameters = list(model.parameters())
@@ -352,8 +362,17 @@ class Conversion:
             scale_filters_(source, scale)
         scaled = []
         if self.init == "scratch":
+            constants = {
+                p: p.clone()
+                for layer in self.fixed
+                for p in layer._parameters.values()
+                if p is not None
+            }
             for part in [model] if self.whole else self.initialized:
                 he_init_(part, generator)
+            with torch.no_grad():
+                for parameter, value in constants.items():
+                    parameter.copy_(value)
             done = set[nn.Parameter]()  # layers may share their filters
             for layer, end in self.additions.gains.items():
                 if not isinstance(layer, (_ConvNd, nn.Linear, _AGC)) or layer.weight in done:
@@ -391,6 +410,10 @@ class Conversion:
                 "model's convolutions do not determine which: pass example="
             )
         return conv_dims.pop()
+
+
+def _is_frozen(weight: Any) -> bool:
+    return isinstance(weight, nn.Parameter) and not weight.requires_grad
 
 
 @torch.no_grad()

@@ -52,6 +52,8 @@ class Report:
             before and after in evaluation and in training mode.
         difference: Only for init="bn" with an example: largest difference of the outputs before
             and after, relative to the largest output.
+        disabled_fusers: Names of the methods that fold BatchNorms (fuse, reparameterize), which now
+            leave their module unchanged.
         saved_bytes: Bytes that the whole model saves for the backward on the example, or None.
     """
 
@@ -66,6 +68,7 @@ class Report:
     unverified: str | None = None
     difference: float | None = None
     saved_bytes: int | None = None
+    disabled_fusers: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Change]:
         return iter(self.changes)
@@ -119,6 +122,9 @@ class Report:
             replaced = sum(c.saved_bytes or 0 for c in self.changes if c.kind == "replaced")
             total = _size(self.saved_bytes)
             yield f"{total} saved for backward, {_size(replaced)} of it by unfused AGC layers"
+        if self.disabled_fusers:
+            methods = _some(self.disabled_fusers, "disabled_fusers")
+            yield f"left without effect, because they fold BatchNorms: {methods}"
         if self.new_parameters:
             count = len(self.new_parameters)
             yield f"{count} new parameters: create the optimizer after the conversion"

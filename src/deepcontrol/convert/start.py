@@ -16,6 +16,7 @@ from .copies import copy_model
 from .dataflow import run_example
 
 TOLERANCE = 2.0  # factor by which the deviation of a map may differ from its target
+_NOISE = 1e4  # smaller maps are the rounding errors of features that are constant
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def correct_scales_(
         seen.add(layer)
         x = args[0] if args else kwargs["input"]
         factor = targets.get(original[layer], 1.0) * unit_scale(layer, x)
-        if 1 / TOLERANCE <= factor <= TOLERANCE:
+        if 1 / TOLERANCE <= factor <= TOLERANCE or factor > _NOISE:
             return output
         scale_output_(layer, factor)
         scaled.add(original[layer])

@@ -11,7 +11,7 @@ from torch import nn
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
 from .norms import NormKind, Where, check_kinds, keeps_function, refuse_frozen, warn_trained
-from .replace import replace_modules
+from .replace import disable_fusers, replace_modules
 from .report import Report
 from .stand_ins import batchnorms_of_frozen, stand_ins
 from .start import correct_scales_
@@ -85,6 +85,9 @@ def to_agc(
 
     Fused layers of init="scratch" have weight_norm, which a state dict does not record: load it
     into a model that was converted with the same init.
+
+    Methods that fold BatchNorms for inference (ultralytics' fuse, timm's reparameterize) leave
+    modules with AGC layers unchanged: AGC has no statistics to fold. Use fold instead.
 
     Only forward is traced and verified. If another method of the model calls a convolution
     separately, exclude its BatchNorm with `where`.
@@ -212,6 +215,7 @@ def to_agc(
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, originals | conversion.replacements)
+    disabled = disable_fusers(converted, conversion.layers.values())
     corrected = set[nn.Module]()
     if init == "scratch" and example is not None:
         corrected = correct_scales_(converted, example, conversion.targets)
@@ -236,6 +240,7 @@ def to_agc(
         unverified=conversion.unverified(),
         difference=difference,
         saved_bytes=total,
+        disabled_fusers=tuple(disabled),
     )
     _warn(result)
     return (converted, result) if report else converted
