@@ -16,7 +16,6 @@ from ..nn.conv import _AGCConv
 from ..nn.init import he_filter_norm, he_init_, set_filters_
 from .constant import NEAR_ONE, constant_features
 from .dataflow import has_hooks, trace_dataflow
-from .layers import he_scale, match_conv_norm_act, scalable_source, scale_filters_
 from .norms import (
     NormKind,
     Where,
@@ -28,7 +27,16 @@ from .norms import (
     spatial_dims,
     trailing_layers,
 )
-from .plan import Built, Level, Site, build
+from .plan import (
+    Built,
+    Level,
+    Site,
+    build,
+    he_scale,
+    match_conv_norm_act,
+    scalable_source,
+    scale_filters_,
+)
 from .report import Change
 from .residual import NORMS, Additions, find_additions
 from .start import (

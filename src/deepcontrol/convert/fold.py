@@ -31,7 +31,7 @@ from ..ops.layout import accumulate_dtype, over_maps
 from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
 from .copies import copy_model
 from .dataflow import has_hooks, trace_dataflow
-from .layers import (
+from .plan import (
     conv_options,
     make_agc_conv,
     match_conv_norm_act,

@@ -128,7 +128,7 @@ def batchnorm_parameters(
     In between, 1 - lambda of the running mean is subtracted.
 
     If the filters before the norm are multiplied by a scale, the gain is divided by it. The scale
-    brings each filter to the norm of He initialization (layers.he_scale), which makes the start
+    brings each filter to the norm of He initialization (plan.he_scale), which makes the start
     independent of the scale of the filters: BatchNorm's function does not depend on it. A step of
     the filters W changes gain * W in proportion to gain^2, and a step of the gain in proportion to
     |W|^2. If the filters were ten times as large, a learning rate that suits one model would make

@@ -24,8 +24,7 @@ from ..nn.memory import saved_bytes_by_layer
 from ..ops.layout import positions
 from .copies import Copied, copy_model, seed_everything
 from .dataflow import example_arguments, has_hooks, run_example
-from .layers import he_scale, scale_filters_
-from .plan import Level, Site, build
+from .plan import Level, Site, build, he_scale, scale_filters_
 from .recording import CalledOutsideError, Record, record_run, tensors_in
 from .replace import replace_modules
 from .start import batchnorm_parameters
