@@ -169,6 +169,29 @@ def test_instance_norm_without_parameters() -> None:
     assert isinstance(wrong[1], nn.InstanceNorm2d)
 
 
+class SharedNorm(nn.Module):
+    """One InstanceNorm without parameters for maps of 8 and of 16 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(8)
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv2(self.norm(self.conv1(x))))
+
+
+@pytest.mark.filterwarnings("ignore:input's size at dim=1 does not match")
+def test_norms_of_several_widths_raise() -> None:
+    model = nn.Sequential(SharedNorm(), nn.Conv2d(16, 8, 1), nn.InstanceNorm2d(8))
+    norm, x = model[0].norm, torch.randn(1, 3, 9, 9)
+    with pytest.raises(ValueError, match=r"8 channels gets maps \(1, 16, 5, 5\).*exclude"):
+        to_agc(model, norms="instance", example=x)
+    assert model[0].norm is norm
+    _, report = to_agc(model, norms="instance", example=x, where="2", report=True)
+    assert [c.kind for c in report] == ["skipped", "fused"]
+
+
 class GroupNormAct(nn.GroupNorm):
     """As in timm: the activation is part of the norm."""
 

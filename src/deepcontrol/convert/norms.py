@@ -69,8 +69,7 @@ def kind_of(module: nn.Module) -> NormKind | None:
     return next((kind for kind, base in _KINDS.items() if isinstance(module, base)), None)
 
 
-def is_uninitialized(module: nn.Module) -> bool:
-    """Return whether a module has parameters or buffers of unknown shape."""
+def _is_uninitialized(module: nn.Module) -> bool:
     tensors = (*module._parameters.values(), *module._buffers.values())
     return any(a is not None and is_lazy(a) for a in tensors)
 
@@ -116,7 +115,7 @@ def find_norms(
                     "convert the model before it is scripted. Models with AGC can be traced "
                     "(torch.jit.trace) or exported (torch.export), not scripted"
                 )
-        elif is_uninitialized(module):
+        elif _is_uninitialized(module):
             raise ValueError(
                 f"{place} ({type(module).__name__}) is not initialized yet: "
                 "run the model once on an input, then convert it"
@@ -189,7 +188,8 @@ def select_norms(
         if isinstance(selector, str):
             found = {norm for name, norm in norms.items() if fnmatchcase(name, selector)}
             if not found:
-                kind = "norm" if any(map(kind_of, own.values())) else "BatchNorm"
+                batch = all(kind_of(own.get(m, m)) in ("batch", None) for m in norms.values())
+                kind = "BatchNorm" if batch else "norm"
                 raise ValueError(
                     f"where={selector!r} matches no {kind}: expected the name of a {kind} or "
                     f"a glob. {_similar(norms, selector)}"

@@ -5,6 +5,7 @@ BatchNorm is planned and verified as a BatchNorm in its place: the dataflow arou
 Stand-ins that are not converted are replaced by their norms again.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 from .norms import (
     NormKind,
+    Where,
+    find_norms,
     is_frozen_class,
-    is_uninitialized,
     kind_of,
+    select_norms,
     spatial_dims,
     trailing_layers,
 )
@@ -38,8 +41,10 @@ def batchnorms_of_frozen(model: nn.Module) -> dict[nn.Module, nn.Module]:
     return found
 
 
-def stand_ins(model: nn.Module, kinds: Sequence[NormKind]) -> dict[nn.Module, nn.Module]:
-    """Return a BatchNorm to plan with for each InstanceNorm and GroupNorm of a model.
+def stand_ins(
+    model: nn.Module, kinds: Sequence[NormKind], where: Where | None
+) -> dict[nn.Module, nn.Module]:
+    """Return a BatchNorm to plan with for each selected InstanceNorm and GroupNorm of a model.
 
     It shares gamma, beta and children. Norms that compute something else are left out.
     """
@@ -47,9 +52,8 @@ def stand_ins(model: nn.Module, kinds: Sequence[NormKind]) -> dict[nn.Module, nn
     if set(kinds) <= {"batch"}:
         return found
     like = next(model.parameters(), torch.empty(0)).detach()
-    for norm in model.modules():
-        kind = kind_of(norm)
-        if kind not in (None, "batch") and kind in kinds and not is_uninitialized(norm):
+    for norm in select_norms(find_norms(model, kinds), where):
+        if kind_of(norm) != "batch":
             layers = trailing_layers(norm)
             if layers is not None:
                 found[norm] = _stand_in(norm, layers, like)
@@ -63,7 +67,7 @@ def _stand_in(norm: Any, layers: list[nn.Module], like: Tensor) -> nn.Module:
     # SyncBatchNorm accepts any number of dimensions, as GroupNorm does.
     base: Any = nn.SyncBatchNorm if dims is None else getattr(nn, f"BatchNorm{dims}d")
     features = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
-    new = (_norm_act(base) if layers else base)(features, eps=norm.eps, affine=False)
+    new = _stand_in_class(base)(features, eps=norm.eps, affine=False)
     new = new.to(own.device, own.dtype if own.is_floating_point() else None).train(norm.training)
     # Code may read these. They differ from AGC's, so the verification finds it.
     for name in ("affine", "num_groups", "num_channels"):
@@ -82,14 +86,21 @@ def _stand_in(norm: Any, layers: list[nn.Module], like: Tensor) -> nn.Module:
     return new
 
 
-def _norm_act(base: Any) -> Any:
-    """Return a subclass of a BatchNorm that calls its children afterwards."""
+@functools.cache
+def _stand_in_class(base: Any) -> Any:
+    """Return a subclass of a BatchNorm that checks its input and calls its children afterwards."""
 
-    class NormAct(base):
+    class StandIn(base):
         def forward(self, input: Tensor) -> Tensor:
-            output = super().forward(input)
+            if input.shape[1] != self.num_features:  # norms without parameters accept any number
+                raise ValueError(
+                    f"a norm of {self.num_features} channels gets maps {tuple(input.shape)}. AGC "
+                    "has parameters for each channel: give every place a norm of its own with the "
+                    "right number of channels, or exclude it with `where`"
+                )
+            output: Tensor = super().forward(input)
             for layer in self.children():
                 output = layer(output)
             return output
 
-    return NormAct
+    return StandIn

@@ -190,7 +190,7 @@ def to_agc(
             "init='bn' or 'centered'"
         )
     kinds = check_kinds(norms, init)
-    planned = stand_ins(model, kinds) | (batchnorms_of_frozen(model) if frozen else {})
+    planned = stand_ins(model, kinds, where) | (batchnorms_of_frozen(model) if frozen else {})
     originals = {stand_in: norm for norm, stand_in in planned.items()}
     model = replace_modules(model, planned)
     try:
