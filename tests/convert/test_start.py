@@ -268,7 +268,10 @@ class UnfusableConv(nn.Conv2d):
     """A convolution with a forward of its own, which keeps its norm apart."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input)
+        return super().forward(input).clamp(-100, 100)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input, weight.clamp(-0.9, 0.9), bias)
 
 
 class Deep(nn.Module):
@@ -349,3 +352,30 @@ def test_scratch_with_where_leaves_other_layers_alone() -> None:
     for name in before:
         if not name.startswith("0."):
             assert torch.equal(after[name], before[name]), name
+
+
+def test_scratch_leaves_frozen_constants() -> None:
+    """Fixed filters that no norm follows are part of the model: a blur, the bins of a detector."""
+    blur = nn.Conv2d(8, 8, 3, groups=8, bias=False).requires_grad_(False)
+    nn.init.constant_(blur.weight, 1 / 9)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), blur, nn.Flatten())
+    before = model[0].weight.clone()
+    to_agc(model)
+    assert torch.equal(blur.weight, torch.full_like(blur.weight, 1 / 9))
+    assert not torch.equal(model[0].weight, before)
+
+
+def test_rounding_errors_of_constant_features_are_not_scaled() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.BatchNorm1d(8),
+        nn.Linear(8, 4),
+    )
+    x = torch.randn(4, 3, 16, 16)
+    with pytest.warns(UserWarning, match="global average pooling"):
+        _, report = to_agc(model, example=x, report=True)
+    assert report.corrected == ()
+    assert model(x).abs().max() < 1e-5

@@ -381,3 +381,28 @@ def test_sync_batchnorm_dimensions() -> None:
     with pytest.raises(ValueError, match=r"'0' \(SyncBatchNorm\).*pass example="):
         to_agc(single)
     assert isinstance(to_agc(single, example=torch.randn(1, 2, 9))[0], AGC1d)
+
+
+def test_report_has_the_bytes_that_layers_save() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    model, report = to_agc(UNet(), example=x, report=True)
+    saved = {change.name: change.saved_bytes for change in report}
+    means = 2 * 8 * 4  # of 8 channels in fp32
+    assert saved["down1.1"] == means
+    assert saved["up_norm"] == 2 * 8 * 16 * 16 * 4 + means  # its input
+    assert report.saved_bytes == saved_bytes(model, x)
+    assert "16.1 KiB" in str(report).splitlines()[3]
+    assert ", 16.1 KiB of it by unfused AGC layers" in str(report)
+
+
+def test_bytes_are_missing_if_the_example_does_not_run_in_training_mode() -> None:
+    class Targets(nn.Sequential):
+        def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+            if self.training and targets is None:
+                raise ValueError("targets")
+            return super().forward(x)
+
+    _, report = to_agc(Targets(*row(3, 8)), example=torch.randn(1, 3, 9, 9), report=True)
+    assert report.saved_bytes is None
+    assert report.changes[0].saved_bytes is None
+    assert "saves" not in str(report)

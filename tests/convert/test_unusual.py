@@ -1,5 +1,8 @@
 """Models and inputs that once crashed the conversion, or a tool after it."""
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -240,3 +243,53 @@ def test_folds_models_with_computed_filters(kind: str) -> None:
     model(x)  # the filters are now tensors of an autograd graph
     expected = model(x)
     torch.testing.assert_close(fold(model)(x), expected, rtol=1e-5, atol=1e-5)
+
+
+class Rep(nn.Module):
+    """A block that merges its branches for inference, as RepVGG does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.skip = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)) + self.skip(x)
+
+    def fuse(self, verbose: bool = True) -> nn.Module:
+        return nn.Conv2d(8, 8, 1)
+
+    def reparameterize(self) -> None:
+        self.conv.weight.data *= self.bn.running_var
+
+
+class Fusion(nn.Module):
+    """Its fuse has an argument, and is part of forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rep = Rep()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fuse(self.rep(x))
+
+    def fuse(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def test_fusers_of_batchnorms_leave_agc_layers() -> None:
+    x = torch.randn(1, 8, 6, 6)
+    model, report = to_agc(nn.Sequential(Fusion(), nn.Conv2d(8, 2, 1)), example=x, report=True)
+    assert report.disabled_fusers == ("0.rep.fuse", "0.rep.reparameterize")
+    assert "because they fold BatchNorms: 0.rep.fuse, 0.rep.reparameterize" in str(report)
+    expected = model(x)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=False)
+    for same in (model, copy.deepcopy(model), loaded, fold(model)):
+        rep = same[0].rep
+        assert rep.fuse(verbose=False) is rep
+        rep.reparameterize()
+        torch.testing.assert_close(same(x), expected)
+    _, report = to_agc(Rep(), where="bn", report=True)
+    assert report.disabled_fusers == ("fuse", "reparameterize")

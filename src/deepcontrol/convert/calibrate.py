@@ -12,7 +12,7 @@ from ..nn.agc import _AGC
 from ..ops.layout import map_mean
 from .dataflow import accepts_keywords
 from .fold import _FoldedConv, fold, plain_conv
-from .layers import parameters_of
+from .plan import parameters_of
 from .replace import replace_modules
 
 

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,21 +14,31 @@ from torch.nn.modules.conv import _ConvNd
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
 from ..nn.init import he_filter_norm, he_init_, set_filters_
-from .batchnorms import (
-    Where,
-    check_can_start,
-    find_batchnorms,
-    is_frozen_class,
-    keeps_function,
-    select_batchnorms,
-    trailing_layers,
-)
 from .constant import NEAR_ONE, constant_features
 from .dataflow import has_hooks, trace_dataflow
-from .layers import he_scale, match_conv_norm_act, scalable_source, scale_filters_
-from .plan import Built, Level, Site, build
+from .norms import (
+    NormKind,
+    Where,
+    check_can_start,
+    find_norms,
+    is_frozen_class,
+    keeps_function,
+    select_norms,
+    spatial_dims,
+    trailing_layers,
+)
+from .plan import (
+    Built,
+    Level,
+    Site,
+    build,
+    he_scale,
+    match_conv_norm_act,
+    scalable_source,
+    scale_filters_,
+)
 from .report import Change
-from .residual import Additions, find_additions
+from .residual import NORMS, Additions, find_additions
 from .start import (
     AGCParameters,
     batchnorm_parameters,
@@ -44,23 +54,41 @@ Lam = float | Callable[[str], float | None]
 
 
 class Conversion:
-    """Plan the conversion of a model: fill `replacements` without changing the model."""
+    """Plan the conversion of a model: fill `replacements` without changing the model.
+
+    Args:
+        model: The model, with BatchNorms in the place of other norms (stand_ins.py).
+        where, init, example, lam: As in to_agc.
+        kinds: The kinds of norms to convert.
+        originals: The norm for each stand-in.
+    """
 
     def __init__(
-        self, model: nn.Module, where: Where | None, init: str, example: Any, lam: Lam | None
+        self,
+        model: nn.Module,
+        where: Where | None,
+        init: str,
+        example: Any,
+        lam: Lam | None,
+        kinds: Sequence[NormKind] = ("batch",),
+        originals: Mapping[nn.Module, nn.Module] | None = None,
     ) -> None:
-        self.norms = find_batchnorms(model)
+        self.originals = {} if originals is None else originals
+        self.norms = find_norms(model, kinds, self.originals)
         self.init = init
         self.lam = lam
-        self.selected = select_batchnorms(self.norms, where)
+        self.selected = select_norms(self.norms, where, self.originals)
         self.trailing: dict[nn.Module, list[nn.Module]] = {}
         for name, norm in self.norms.items():
-            trailing = trailing_layers(norm) if norm in self.selected else None
-            if trailing is not None:
-                self.trailing[norm] = trailing
-                check_can_start(name, norm, init)
+            if norm in self.selected and isinstance(norm, _BatchNorm):
+                trailing = trailing_layers(norm)
+                if trailing is not None:
+                    self.trailing[norm] = trailing
+                    check_can_start(name, norm, self._kind(norm), init)
         self.flow = trace_dataflow(model, self.selected, example)
-        self.trial = Trial(model, self.selected, example) if example is not None else None
+        self._check_features()
+        norms = {norm for norm in self.selected if isinstance(norm, _BatchNorm)}
+        self.trial = Trial(model, norms, example) if example is not None else None
         self.maps = self.trial.maps if self.trial is not None else {}
         self.names = {module: name for name, module in model.named_modules()}
         self.replacements: dict[nn.Module, nn.Module] = {}
@@ -79,6 +107,16 @@ class Conversion:
             for module, name in self.names.items()
             if isinstance(module, (_ConvNd, nn.Linear)) and (self.whole or module in sources)
         }
+        # Frozen filters that feed no norm are constants, such as a blur or the bins of a detector.
+        self.fixed = [
+            module
+            for module in self.initialized
+            if module not in sources
+            and _is_frozen(module.weight)
+            and not any(isinstance(m, NORMS) for m in self.flow.consumers[module])
+        ]
+        for module in self.fixed:
+            del self.initialized[module]
         self.targets: dict[nn.Module, float] = {}  # deviation at the start, if it is not 1
         # A network that is frozen as a whole stays frozen.
         parameters = list(model.parameters())
@@ -90,11 +128,29 @@ class Conversion:
         if init == "centered":
             self.lambdas |= dict.fromkeys(self.pooled, 0.0)
 
+    def _kind(self, norm: nn.Module) -> str:
+        """Return the class name of the norm in the model."""
+        return type(self.originals.get(norm, norm)).__name__
+
+    def _check_features(self) -> None:
+        """Raise ValueError if a norm has another number of channels than its convolution.
+
+        An InstanceNorm without parameters works with any number.
+        """
+        for name, norm in self.norms.items():
+            conv = self.flow.sole_producer(norm) if norm in self.trailing else None
+            if isinstance(conv, _ConvNd) and conv.out_channels != norm.num_features:
+                raise ValueError(
+                    f"{name!r} ({self._kind(norm)}) has num_features={norm.num_features}, and its "
+                    f"convolution has {conv.out_channels} channels: set num_features to that"
+                )
+
     def _plan(self) -> dict[nn.Module, Site]:
-        """Plan the conversion of each BatchNorm, and verify the plan on the example."""
+        """Plan the conversion of each norm, and verify the plan on the example."""
         sites: dict[nn.Module, Site] = {}
         for name, norm in self.norms.items():
             if norm in self.trailing:
+                assert isinstance(norm, _BatchNorm)
                 match = match_conv_norm_act(norm, self.flow)
                 source = scalable_source(norm, self.flow)
                 if source is not None and any(
@@ -132,9 +188,9 @@ class Conversion:
             elif after is not None and inside != self.names[after].startswith(part):
                 site.lower(Level.WITH_CONVOLUTION, f"hooks observe {part[:-1]}")
 
-    def convert(self, name: str, norm: _BatchNorm) -> Change:
-        """Choose the replacement of one BatchNorm."""
-        was = type(norm).__name__
+    def convert(self, name: str, norm: nn.Module) -> Change:
+        """Choose the replacement of one norm."""
+        was = self._kind(norm)
         if norm not in self.selected:
             return Change(name, was, was, "skipped", "excluded by `where`")
         if norm not in self.sites:
@@ -157,7 +213,7 @@ class Conversion:
             notes.insert(0, f"backed out: {site.reason}")
         if site.level >= Level.REPLACED:
             built = build(site, parameters)
-            if is_computed(norm):
+            if is_computed(site.norm):
                 notes.append("gamma and beta keep their values, not their parametrization")
             became = " + ".join(type(m).__name__ for m in (built.layer, *built.trailing))
             why = site.match if isinstance(site.match, str) else "not fused"
@@ -314,8 +370,17 @@ class Conversion:
             scale_filters_(source, scale)
         scaled = []
         if self.init == "scratch":
+            constants = {
+                p: p.clone()
+                for layer in self.fixed
+                for p in layer._parameters.values()
+                if p is not None
+            }
             for part in [model] if self.whole else self.initialized:
                 he_init_(part, generator)
+            with torch.no_grad():
+                for parameter, value in constants.items():
+                    parameter.copy_(value)
             done = set[nn.Parameter]()  # layers may share their filters
             for layer, end in self.additions.gains.items():
                 if not isinstance(layer, (_ConvNd, nn.Linear, _AGC)) or layer.weight in done:
@@ -336,10 +401,10 @@ class Conversion:
         return None
 
     def _dims(self, name: str, norm: _BatchNorm) -> int:
-        """Return the number of spatial dimensions; SyncBatchNorm works for any number."""
-        for d in (1, 2, 3):
-            if isinstance(norm, getattr(nn, f"BatchNorm{d}d")):
-                return d
+        """Return the number of spatial dimensions; some norms work for any number."""
+        own = spatial_dims(norm)
+        if own is not None:
+            return own
         if norm in self.maps:
             return max(self.maps[norm][0], 1)
         if isinstance(self.flow.sole_producer(norm), nn.Linear):
@@ -349,10 +414,14 @@ class Conversion:
         }
         if len(conv_dims) != 1:
             raise ValueError(
-                f"{name!r} ({type(norm).__name__}) accepts maps of 1, 2 or 3 dimensions, and the "
+                f"{name!r} ({self._kind(norm)}) accepts maps of 1, 2 or 3 dimensions, and the "
                 "model's convolutions do not determine which: pass example="
             )
         return conv_dims.pop()
+
+
+def _is_frozen(weight: Any) -> bool:
+    return isinstance(weight, nn.Parameter) and not weight.requires_grad
 
 
 @torch.no_grad()

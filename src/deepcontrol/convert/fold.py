@@ -23,7 +23,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
 from ..nn.agc import _AGC
-from ..nn.conv import _AGCConv, check_input, padded
+from ..nn.conv import FlexiblePadding, _AGCConv, check_input, padded, same_padding
 from ..nn.layer import BatchNormFusionGuard, FxLeaf
 from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
@@ -31,7 +31,7 @@ from ..ops.layout import accumulate_dtype, over_maps
 from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
 from .copies import copy_model
 from .dataflow import has_hooks, trace_dataflow
-from .layers import (
+from .plan import (
     conv_options,
     make_agc_conv,
     match_conv_norm_act,
@@ -131,7 +131,7 @@ def _fold_linear(layer: AGCLinear) -> nn.Module:
     return _sequential([linear, *_activation_layers(layer.activation)])
 
 
-class _FoldedConv(FxLeaf, BatchNormFusionGuard, _ConvNd):
+class _FoldedConv(FxLeaf, BatchNormFusionGuard, FlexiblePadding, _ConvNd):
     bias: nn.Parameter
     mean_scale: nn.Parameter
     activation: ActivationName
@@ -245,12 +245,32 @@ def _fold_conv(neuron: _AGCConv) -> nn.Module:
 def plain_conv(layer: _FoldedConv, bias: Tensor) -> nn.Module:
     """Return torch's convolution with a constant bias (C,), then the activation."""
     convolution = getattr(nn, f"Conv{layer.weight.dim() - 2}d")
-    plain = convolution(**conv_options(layer), device="meta")
+    options = conv_options(layer)
+    pad: list[nn.Module] = []
+    if layer.has_own_padding:
+        pad, options["padding"] = [_Pad(layer)], 0
+    plain = convolution(**options, device="meta")
     plain.weight, plain.bias = layer.weight, _constant(bias.to(layer.weight))
-    layers = [plain, *_activation_layers(layer.activation)]
+    layers = [*pad, plain, *_activation_layers(layer.activation)]
     if isinstance(layer, FoldedConvPool2d):
         layers.append(_MaxPool2x2())
     return _sequential(layers)
+
+
+class _Pad(FxLeaf, nn.Module):
+    """The padding of a neuron as a layer, for those that torch's convolution does not have."""
+
+    def __init__(self, conv: _FoldedConv) -> None:
+        super().__init__()
+        self.mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        self.geometry = (conv.kernel_size, conv.stride, conv.dilation)
+        same = conv.padding == "same"
+        self.both_sides = None if same else list(conv._reversed_padding_repeated_twice)
+
+    def forward(self, input: Tensor) -> Tensor:
+        sizes = input.shape[-len(self.geometry[0]) :]
+        both_sides = self.both_sides or same_padding(sizes, *self.geometry)
+        return nn.functional.pad(input, both_sides, self.mode)
 
 
 class _MaxPool2x2(FxLeaf, nn.Module):

@@ -1,8 +1,9 @@
 """Put new layers in the place of old ones, wherever a model refers to them."""
 
 import functools
+import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from .start import computes_parameter
 _OWN_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_ITEMS = 1000  # longer containers hold data
 _MAX_DEPTH = 4
+# Methods that fold BatchNorms into convolutions: ultralytics, timm, RepVGG and its successors.
+_FUSERS = ("fuse", "reparameterize", "switch_to_deploy")
 
 
 def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -54,6 +57,46 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
             for more in (f"{name}_with_kwargs", f"{name}_always_called"):
                 if hasattr(old, more):
                     setattr(new, more, getattr(old, more))
+
+
+def disable_fusers(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
+    """Make methods that fold BatchNorms leave modules with AGC layers as they are.
+
+    Such a method reads the running statistics of the BatchNorms and builds convolutions with a
+    constant bias. AGC has no statistics, and its mean depends on the sample. The method is replaced
+    on the instance by one that returns the module, which is what callers expect of it.
+
+    Args:
+        model: The converted model.
+        layers: Its AGC layers.
+
+    Returns:
+        The names of the methods.
+    """
+    converted = set(layers)
+    disabled = []
+    for name, module in model.named_modules():
+        fusers = [fuser for fuser in _FUSERS if _is_fuser(getattr(type(module), fuser, None))]
+        if fusers and not converted.isdisjoint(module.modules()):
+            for fuser in fusers:
+                setattr(module, fuser, functools.partial(_unchanged, module))
+                disabled.append(f"{name}.{fuser}".lstrip("."))
+    return disabled
+
+
+def _is_fuser(method: Any) -> bool:
+    """Return whether a method can be called without arguments, as fusers are."""
+    if not inspect.isfunction(method):
+        return False
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    return all(
+        p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters
+    )
+
+
+def _unchanged(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Return a module that is not fused."""
+    return module
 
 
 class _References:

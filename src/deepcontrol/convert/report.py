@@ -18,6 +18,9 @@ class Change:
         kind: "fused" (into one AGCConv with its convolution), "replaced" (by AGC1d/2d/3d) or
             "skipped" (unchanged).
         why: Reason for the kind, and notes on the initialization.
+        saved_bytes: Bytes that only the AGC layer or neuron saves for the backward on the example,
+            besides the input of a convolution; None without an example. An AGC layer that is not
+            fused saves its input.
     """
 
     name: str
@@ -25,6 +28,7 @@ class Change:
     became: str
     kind: Literal["fused", "replaced", "skipped"]
     why: str
+    saved_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ class Report:
             before and after in evaluation and in training mode.
         difference: Only for init="bn" with an example: largest difference of the outputs before
             and after, relative to the largest output.
+        disabled_fusers: Names of the methods that fold BatchNorms (fuse, reparameterize), which now
+            leave their module unchanged.
+        saved_bytes: Bytes that the whole model saves for the backward on the example, or None.
     """
 
     changes: tuple[Change, ...]
@@ -60,6 +67,8 @@ class Report:
     untied: tuple[str, ...] = ()
     unverified: str | None = None
     difference: float | None = None
+    saved_bytes: int | None = None
+    disabled_fusers: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Change]:
         return iter(self.changes)
@@ -72,11 +81,17 @@ class Report:
         return Counter(change.kind for change in self.changes)[kind]
 
     def __str__(self) -> str:
-        rows = [("layer", "was", "became", "why")]
-        rows += [(c.name or "(the model)", c.was, c.became, c.why) for c in self.changes]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        rows: list[tuple[str, ...]] = [("layer", "was", "became", "saves", "why")]
+        rows += [
+            (c.name or "(the model)", c.was, c.became, _size(c.saved_bytes), c.why)
+            for c in self.changes
+        ]
+        if self.saved_bytes is None:
+            rows = [(*row[:3], *row[4:]) for row in rows]
+        last = len(rows[0]) - 1
+        widths = [max(len(row[i]) for row in rows) for i in range(last)]
         lines = [
-            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[last]])
             for row in rows
         ]
         total = ", ".join(f"{self.count(k)} {k}" for k in ("fused", "replaced", "skipped"))
@@ -103,9 +118,26 @@ class Report:
             yield "verified on the example in evaluation and training mode"
         if self.difference is not None:
             yield f"outputs on the example differ by {self.difference:.1e} of the largest"
+        if self.saved_bytes is not None:
+            replaced = sum(c.saved_bytes or 0 for c in self.changes if c.kind == "replaced")
+            total = _size(self.saved_bytes)
+            yield f"{total} saved for backward, {_size(replaced)} of it by unfused AGC layers"
+        if self.disabled_fusers:
+            methods = _some(self.disabled_fusers, "disabled_fusers")
+            yield f"left without effect, because they fold BatchNorms: {methods}"
         if self.new_parameters:
             count = len(self.new_parameters)
             yield f"{count} new parameters: create the optimizer after the conversion"
+
+
+def _size(count: int | None) -> str:
+    """Return a number of bytes with its unit."""
+    if count is None:
+        return "-"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
 
 
 def _some(names: tuple[str, ...], attribute: str) -> str:

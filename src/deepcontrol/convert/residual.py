@@ -27,7 +27,7 @@ from .dataflow import Dataflow, is_leaf, run_example
 
 Op = Literal["add", "multiply", "concat", "part", "resize", "activation", "layer", "norm", "other"]
 
-_NORMS = (_NormBase, AGC1d, AGC2d, AGC3d, nn.GroupNorm, nn.LayerNorm)
+NORMS = (_NormBase, AGC1d, AGC2d, AGC3d, nn.GroupNorm, nn.LayerNorm)
 _IDENTITIES = (nn.Identity, _DropoutNd)
 _FUNCTIONS: dict[str, Op] = {
     **dict.fromkeys(("add", "add_", "iadd", "__add__", "__iadd__", "__radd__"), "add"),
@@ -286,7 +286,7 @@ def _from_example(model: nn.Module, example: Any) -> _Values:
 def _module_op(module: nn.Module) -> Op:
     if isinstance(module, (_ConvNd, nn.Linear)):
         return "layer"
-    if isinstance(module, _NORMS):
+    if isinstance(module, NORMS):
         return "norm"
     if isinstance(module, nn.Upsample):
         return "resize"

@@ -16,6 +16,7 @@ from .copies import copy_model
 from .dataflow import run_example
 
 TOLERANCE = 2.0  # factor by which the deviation of a map may differ from its target
+_NOISE = 1e4  # smaller maps are the rounding errors of features that are constant
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,10 @@ def correct_scales_(
         targets: Deviation of the pre-activations of a layer; 1 for layers that are missing.
 
     Returns:
-        The layers that were scaled.
+        The layers that were scaled; none on the meta device, which has no values.
     """
+    if any(p.is_meta for p in model.parameters()):
+        return set()
     copied = copy_model(model, share_parameters=True)  # the run must not fill the model's caches
     original = copied.original()
     seen, scaled = set[nn.Module](), set[nn.Module]()
@@ -89,7 +92,7 @@ def correct_scales_(
         seen.add(layer)
         x = args[0] if args else kwargs["input"]
         factor = targets.get(original[layer], 1.0) * unit_scale(layer, x)
-        if 1 / TOLERANCE <= factor <= TOLERANCE:
+        if 1 / TOLERANCE <= factor <= TOLERANCE or factor > _NOISE:
             return output
         scale_output_(layer, factor)
         scaled.add(original[layer])
@@ -125,7 +128,7 @@ def batchnorm_parameters(
     In between, 1 - lambda of the running mean is subtracted.
 
     If the filters before the norm are multiplied by a scale, the gain is divided by it. The scale
-    brings each filter to the norm of He initialization (layers.he_scale), which makes the start
+    brings each filter to the norm of He initialization (plan.he_scale), which makes the start
     independent of the scale of the filters: BatchNorm's function does not depend on it. A step of
     the filters W changes gain * W in proportion to gain^2, and a step of the gain in proportion to
     |W|^2. If the filters were ten times as large, a learning rate that suits one model would make

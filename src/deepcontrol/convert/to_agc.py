@@ -1,25 +1,21 @@
 """Convert a model from BatchNorm to AGC (automatic gain control)."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import nn
 
-from .batchnorms import (
-    Where,
-    batchnorms_of_frozen,
-    keeps_function,
-    refuse_frozen,
-    warn_trained,
-)
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
-from .replace import replace_modules
+from .norms import NormKind, Where, check_kinds, keeps_function, refuse_frozen, warn_trained
+from .replace import disable_fusers, replace_modules
 from .report import Report
+from .stand_ins import batchnorms_of_frozen, stand_ins
 from .start import correct_scales_
-from .verify import example_outputs, relative_difference
+from .verify import example_outputs, relative_difference, saved_for_backward
 
 _MAX_DIFFERENCE = 0.05  # of the outputs with init="bn"; rounding in deep networks reaches 0.003
 
@@ -34,6 +30,7 @@ def to_agc(
     example: Any = None,
     report: Literal[False] = False,
     *,
+    norms: Sequence[NormKind] | NormKind = ("batch",),
     lam: Lam | None = None,
     frozen: bool = False,
     data: Iterable[Any] | None = None,
@@ -49,6 +46,7 @@ def to_agc(
     example: Any = None,
     *,
     report: Literal[True],
+    norms: Sequence[NormKind] | NormKind = ("batch",),
     lam: Lam | None = None,
     frozen: bool = False,
     data: Iterable[Any] | None = None,
@@ -63,19 +61,21 @@ def to_agc(
     example: Any = None,
     report: bool = False,
     *,
+    norms: Sequence[NormKind] | NormKind = ("batch",),
     lam: Lam | None = None,
     frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
 ) -> nn.Module | tuple[nn.Module, Report]:
-    """Replace every BatchNorm of a model by AGC (automatic gain control), in place.
+    """Replace every norm of a model by AGC (automatic gain control), in place.
 
     If a convolution feeds a BatchNorm directly and nothing else, the two become one AGCConv at the
     convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU after them. This also saves
     the memory of the normalization. nn.Identity is left at the other places, so no module changes
     its name or index. Every other BatchNorm becomes AGC1d/2d/3d.
 
-    BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses are converted. The filters stay the same
+    BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses are converted, and with `norms` also
+    InstanceNorm1d/2d/3d and GroupNorm. The filters stay the same
     nn.Parameter objects; gains, biases and lambdas are new. Create the optimizer afterwards: one
     that exists already does not train them. Report.new_parameters has their names.
 
@@ -85,6 +85,9 @@ def to_agc(
 
     Fused layers of init="scratch" have weight_norm, which a state dict does not record: load it
     into a model that was converted with the same init.
+
+    Methods that fold BatchNorms for inference (ultralytics' fuse, timm's reparameterize) leave
+    modules with AGC layers unchanged: AGC has no statistics to fold. Use fold instead.
 
     Only forward is traced and verified. If another method of the model calls a convolution
     separately, exclude its BatchNorm with `where`.
@@ -130,6 +133,9 @@ def to_agc(
             value is backed out, and the report says so. Use an input like those of the training,
             with all arguments that the model gets there.
         report: Also return a Report, a table of all changes and their reasons.
+        norms: The kinds of norms to convert: "batch" (default), "instance" and "group", one or
+            several. InstanceNorm and GroupNorm divide by the spread of each sample, which no
+            constant gain does, so only "scratch" and "paper" convert them.
         lam: Initial lambda, a number or a function of the name of the BatchNorm that returns a
             number, or None for the default: 1, and 0 for maps of one position. A number is not used
             for maps of one position. With a lambda below 1, part of the mean of each map remains,
@@ -183,18 +189,20 @@ def to_agc(
             f"frozen=True keeps the function of FrozenBatchNorm2d, and init={init!r} does not: use "
             "init='bn' or 'centered'"
         )
-    thawed = batchnorms_of_frozen(model) if frozen else {}
-    model = replace_modules(model, thawed)
+    kinds = check_kinds(norms, init)
+    planned = stand_ins(model, kinds, where) | (batchnorms_of_frozen(model) if frozen else {})
+    originals = {stand_in: norm for norm, stand_in in planned.items()}
+    model = replace_modules(model, planned)
     try:
-        conversion = Conversion(model, where, init, example, lam)
+        conversion = Conversion(model, where, init, example, lam, kinds, originals)
+        if init == "scratch":
+            refuse_frozen({name: layer for layer, name in conversion.initialized.items()})
     except Exception:
-        replace_modules(model, {norm: module for module, norm in thawed.items()})
+        replace_modules(model, originals)
         raise
-    if init == "scratch":
-        refuse_frozen({name: layer for layer, name in conversion.initialized.items()})
     if data is not None:
         reestimate_statistics(model, data)
-    warn_trained(conversion.selected, init)
+    warn_trained(conversion.selected, init, originals)
     outputs = None
     if init == "bn" and conversion.trial is not None and conversion.trial.can_compare:
         outputs = example_outputs(model, example)
@@ -206,13 +214,20 @@ def to_agc(
         untied = conversion.tie()
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
-    converted = replace_modules(model, conversion.replacements)
+    converted = replace_modules(model, originals | conversion.replacements)
+    disabled = disable_fusers(converted, conversion.layers.values())
     corrected = set[nn.Module]()
     if init == "scratch" and example is not None:
         corrected = correct_scales_(converted, example, conversion.targets)
     difference = None
     if outputs is not None:
         difference = relative_difference(outputs, example_outputs(converted, example))
+    total = None
+    if report and example is not None:
+        total, saved = saved_for_backward(converted, conversion.layers.values(), example)
+        layers = {name: conversion.layers.get(norm) for name, norm in conversion.norms.items()}
+        of = {name: saved.get(layer) for name, layer in layers.items() if layer is not None}
+        changes = [replace(change, saved_bytes=of.get(change.name)) for change in changes]
     result = Report(
         changes=(*changes, *conversion.frozen(), *conversion.unregistered()),
         new_parameters=tuple(n for n, p in converted.named_parameters() if p not in before),
@@ -224,6 +239,8 @@ def to_agc(
         untied=tuple(untied),
         unverified=conversion.unverified(),
         difference=difference,
+        saved_bytes=total,
+        disabled_fusers=tuple(disabled),
     )
     _warn(result)
     return (converted, result) if report else converted

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
+from ..nn.memory import saved_bytes_by_layer
 from ..ops.layout import positions
 from .copies import Copied, copy_model, seed_everything
 from .dataflow import example_arguments, has_hooks, run_example
-from .layers import he_scale, scale_filters_
-from .plan import Level, Site, build
+from .plan import Level, Site, build, he_scale, scale_filters_
 from .recording import CalledOutsideError, Record, record_run, tensors_in
 from .replace import replace_modules
 from .start import batchnorm_parameters
@@ -279,6 +279,28 @@ def example_outputs(model: nn.Module, example: Any) -> list[Tensor]:
         warnings.simplefilter("ignore")
         found = tensors_in(run_example(copied, example, ()))
         return [t.double().cpu() for t in found if t.is_floating_point()]
+
+
+def saved_for_backward(
+    model: nn.Module, layers: Iterable[nn.Module], example: Any
+) -> tuple[int | None, dict[nn.Module, int]]:
+    """Return the bytes that a copy of a model saves in training mode, and those of some layers.
+
+    Returns:
+        The bytes of the model, or None if the example does not run in training mode, and the bytes
+        that each layer saves alone: see saved_bytes_by_layer.
+    """
+    copied = copy_model(model, share_parameters=True)
+    original = copied.original()
+    args, kwargs = example_arguments(copied.model, example)
+    own = [copied.modules[layer] for layer in layers]
+    try:
+        with warnings.catch_warnings(), torch.enable_grad(), copied.isolated():
+            warnings.simplefilter("ignore")
+            total, alone = saved_bytes_by_layer(copied.model.train(), own, *args, **kwargs)
+    except Exception:  # the code of a model can raise anything
+        return None, {}
+    return total, {original[layer]: count for layer, count in alone.items()}
 
 
 def relative_difference(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:

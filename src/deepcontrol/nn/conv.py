@@ -1,5 +1,6 @@
 """The paper's neuron: convolution, AGC (automatic gain control) and activation in one layer."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,45 @@ from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_positi
 from .shared_means import SharedMeans
 
 
-class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
+class FlexiblePadding:
+    """Mixin for "same" padding with a stride, and for a padding of its own on each side.
+
+    torch has neither. "same" pads with zeros so that the output has ceil(size / stride) positions,
+    the odd zero at the end, as in TensorFlow. List the mixin before the nn.Module base.
+    """
+
+    stride: tuple[int, ...]
+    padding: Any
+    _reversed_padding_repeated_twice: list[int]
+
+    def __init__(self, *args: Any, stride: Any = 1, padding: Any = 0, **kwargs: Any) -> None:
+        pairs = isinstance(padding, tuple) and any(isinstance(p, tuple) for p in padding)
+        strided_same = padding == "same" and set(_tuple(stride)) != {1}
+        torch_padding = 0 if pairs or strided_same else padding
+        super().__init__(*args, stride=stride, padding=torch_padding, **kwargs)  # type: ignore[call-arg]
+        if pairs or strided_same:
+            self.padding = padding
+        if pairs:
+            if len(padding) != len(self.stride) or any(len(pair) != 2 for pair in padding):
+                raise ValueError(
+                    f"expected one (before, after) pair for each of {len(self.stride)} dimensions, "
+                    f"got padding={padding}"
+                )
+            self._reversed_padding_repeated_twice = [p for pair in padding[::-1] for p in pair]
+
+    @property
+    def has_own_padding(self) -> bool:
+        """Whether the padding is one that torch's convolution does not have."""
+        if self.padding == "same":
+            return max(self.stride) > 1
+        return any(isinstance(p, tuple) for p in self.padding)
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd):
     bias: nn.Parameter
     activation: ActivationName
     shared_means: SharedMeans | None = None  # set while the input is a tile of a larger image
@@ -53,7 +92,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
         # Before torch's constructor, which resets the parameters.
         self.activation = activation_name(activation)
         self.weight_norm = weight_norm
-        super().__init__(  # type: ignore[call-arg]
+        super().__init__(
             in_channels,
             out_channels,
             kernel_size=kernel_size,
@@ -62,7 +101,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
             dilation=dilation,
             groups=groups,
             bias=True,
-            padding_mode=padding_mode,  # type: ignore[arg-type]
+            padding_mode=padding_mode,
             device=device,
             dtype=dtype,
         )
@@ -121,7 +160,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
     def _plan(self, x: Tensor, weight: Tensor, gain: Tensor) -> NeuronPlan:
         """Check the input; return the plan of the layer for such inputs and parameters."""
         check_input(self, x)
-        pad, geometry = split_padding(self)
+        pad, geometry = split_padding(self, x.shape[2:])
         return NeuronPlan(
             geometry, self.activation, cast_input(x, weight, gain, self.groups).dtype, weight,
             self.filter_norm, self.consumer_ratio, self.pools, torch.is_grad_enabled(), pad,
@@ -137,7 +176,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
             if self.pools:
                 return max_pool2x2(y)
         else:
-            pad, geometry = split_padding(self)
+            pad, geometry = split_padding(self, x.shape[2:])
             x = x if pad is None else nn.functional.pad(x, *pad)
             y = unfused_neuron(
                 x, self.weight, self.gain, self.bias, self.mean_scale,
@@ -155,7 +194,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, _ConvNd):
 
     def _convolved(self, input: Tensor) -> Tensor:
         """Return conv(x, V) with the scaled filters V."""
-        pad, geometry = split_padding(self)
+        pad, geometry = split_padding(self, input.shape[2:])
         x = input if pad is None else nn.functional.pad(input, *pad)
         v = gain_conv(x, self.weight, self.gain, *geometry, self.filter_norm)
         warn_if_single_position(self, positions(v))
@@ -186,24 +225,34 @@ def check_input(conv: _ConvNd, input: Tensor) -> None:
         )
 
 
-def split_padding(conv: _ConvNd) -> tuple[tuple[list[int], str] | None, Geometry]:
+def split_padding(
+    conv: _ConvNd, sizes: Sequence[int]
+) -> tuple[tuple[list[int], str] | None, Geometry]:
     """Return the arguments of functional.pad, or None, and the geometry that remains.
 
     The convolution itself pads with zeros, by the same number on both sides.
+
+    Args:
+        sizes: Of the maps that are padded.
     """
     both_sides = conv._reversed_padding_repeated_twice
     mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-    symmetric = both_sides[::2] == both_sides[1::2]  # not "same" with an even kernel
-    if mode == "constant" and symmetric:
-        padding = tuple(both_sides[::-2])
-        return None, Geometry(conv.stride, padding, conv.dilation, conv.groups)
+    strided_same = conv.padding == "same" and max(conv.stride) > 1
+    if strided_same:
+        both_sides = same_padding(sizes, conv.kernel_size, conv.stride, conv.dilation)
+    # A branch on a computed padding would fix the size of maps in a compiled model.
+    if not (strided_same and torch.compiler.is_compiling()):
+        symmetric = both_sides[::2] == both_sides[1::2]  # not "same" with an even kernel, or pairs
+        if mode == "constant" and symmetric:
+            padding = tuple(both_sides[::-2])
+            return None, Geometry(conv.stride, padding, conv.dilation, conv.groups)
     no_padding = (0,) * len(conv.stride)
     return (both_sides, mode), Geometry(conv.stride, no_padding, conv.dilation, conv.groups)
 
 
 def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Pad x as far as torch.convolution cannot; return it and the zero padding that remains."""
-    pad, geometry = split_padding(conv)
+    pad, geometry = split_padding(conv, x.shape[2:])
     return x if pad is None else nn.functional.pad(x, *pad), tuple(geometry.padding)
 
 
@@ -219,6 +268,22 @@ def _parameters(layer: _AGCConv) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     except KeyError:
         return layer.weight, layer.gain, layer.bias, layer.mean_scale
     return found  # type: ignore[return-value]
+
+
+def same_padding(
+    sizes: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Return the "same" padding on both sides of each dimension, the last dimension first."""
+    both_sides = []
+    geometry = zip(sizes, kernel_size, stride, dilation, strict=True)
+    for size, kernel, step, spacing in reversed(list(geometry)):
+        last = (size - 1) // step * step + (kernel - 1) * spacing
+        total = torch.sym_max(last + 1 - size, 0)
+        both_sides += [total // 2, total - total // 2]
+    return both_sides
 
 
 class AGCConv1d(_AGCConv, nn.Conv1d):
@@ -265,7 +330,9 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
         Training of Deep Neural Networks", 2016, https://arxiv.org/abs/1602.07868.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, groups: As in nn.Conv2d.
+        in_channels, out_channels, kernel_size, stride, dilation, groups: As in nn.Conv2d.
+        padding: As in nn.Conv2d. "same" also works with a stride, where it pads as TensorFlow, and
+            ((top, bottom), (left, right)) pads each side by itself.
         activation: "relu", "leaky_relu", "silu", "gelu" or "none"; or nn.ReLU, nn.LeakyReLU,
             nn.SiLU, nn.GELU or nn.Identity, as a class or an instance with default settings. For
             any other, use "none" and put the module after the layer.

@@ -1,20 +1,22 @@
-"""Find the BatchNorms of a model, select some of them, and check that they can be converted."""
+"""Find the norm layers of a model, select some of them, and check that they can be converted."""
 
 import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from .copies import copy_model
 
 Selector = Callable[[str, nn.Module], bool] | str
 Where = Selector | Sequence[Selector]
+NormKind = Literal["batch", "instance", "group"]
 
 # By the name of the class, because the modules of torch.distributed are not always available.
 _WRAPPERS = {
@@ -22,16 +24,82 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "FullyShardedDataParallel",
     "FSDPModule": "fully_shard",
 }
-_PLAIN_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+_PLAIN_FORWARDS = (
+    _BatchNorm.forward,
+    nn.SyncBatchNorm.forward,
+    _InstanceNorm.forward,
+    nn.GroupNorm.forward,
+)
+_KINDS: dict[NormKind, type[nn.Module]] = {
+    "batch": _BatchNorm,
+    "instance": _InstanceNorm,
+    "group": nn.GroupNorm,
+}
 
 
-def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Return every BatchNorm of a model by its (first) name.
+_TITLES: dict[NormKind, str] = {
+    "batch": "BatchNorm",
+    "instance": "InstanceNorm",
+    "group": "GroupNorm",
+}
+
+
+def check_kinds(norms: Sequence[NormKind] | NormKind, init: str) -> tuple[NormKind, ...]:
+    """Return the kinds of norms to convert.
+
+    Raises:
+        ValueError: If a kind is unknown, or has no constant statistics to start from.
+    """
+    kinds: tuple[Any, ...] = (norms,) if isinstance(norms, str) else tuple(norms)
+    for kind in kinds:
+        if kind not in _KINDS:
+            raise ValueError(f"unknown norm {kind!r}: choose from {', '.join(get_args(NormKind))}")
+    others = [kind for kind in kinds if kind != "batch"]
+    if others and keeps_function(init):
+        raise ValueError(
+            f"init={init!r} starts from the running statistics of BatchNorms, and norms={kinds!r} "
+            f"includes {others[0]!r} norms, which divide by the spread of each sample: use "
+            "norms=('batch',), or train from scratch with init='scratch'"
+        )
+    return kinds
+
+
+def kind_of(module: nn.Module) -> NormKind | None:
+    """Return which kind of norm a module is, or None."""
+    return next((kind for kind, base in _KINDS.items() if isinstance(module, base)), None)
+
+
+def _is_uninitialized(module: nn.Module) -> bool:
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(a is not None and is_lazy(a) for a in tensors)
+
+
+def spatial_dims(norm: nn.Module) -> int | None:
+    """Return the spatial dimensions of a norm; None if it accepts any number."""
+    for d in (1, 2, 3):
+        if isinstance(norm, (getattr(nn, f"BatchNorm{d}d"), getattr(nn, f"InstanceNorm{d}d"))):
+            return d
+    return None
+
+
+def find_norms(
+    model: nn.Module,
+    kinds: Sequence[NormKind] = ("batch",),
+    originals: Mapping[nn.Module, nn.Module] | None = None,
+) -> dict[str, nn.Module]:
+    """Return every norm of a model that is to be converted, by its (first) name.
+
+    Args:
+        model: The model.
+        kinds: The kinds of norms to convert.
+        originals: The norm for each stand-in of the model.
 
     Raises:
         ValueError: If the model has none, or contains modules that cannot be converted.
     """
-    found, frozen = {}, []
+    found: dict[str, nn.Module] = {}
+    frozen: list[str] = []
+    others: dict[NormKind, list[str]] = {}
     for name, module in _modules(model):
         place = _place(name)
         wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
@@ -47,43 +115,29 @@ def find_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
                     "convert the model before it is scripted. Models with AGC can be traced "
                     "(torch.jit.trace) or exported (torch.export), not scripted"
                 )
-        elif any(
-            a is not None and is_lazy(a)
-            for a in (*module._parameters.values(), *module._buffers.values())
-        ):
+        elif _is_uninitialized(module):
             raise ValueError(
                 f"{place} ({type(module).__name__}) is not initialized yet: "
                 "run the model once on an input, then convert it"
             )
-        elif isinstance(module, _BatchNorm):
+        elif module in (originals or {}):
             found[name] = module
+        elif (kind := kind_of(module)) is not None:
+            if kind in kinds:
+                found[name] = module
+            else:
+                others.setdefault(kind, []).append(place)
         elif is_frozen_class(module):
             frozen.append(place)
     if not found:
-        raise ValueError(f"no BatchNorm in {type(model).__name__}: {_remedy(frozen)}")
+        wanted = " or ".join(_TITLES[kind] for kind in kinds)
+        raise ValueError(f"no {wanted} in {type(model).__name__}: {_remedy(frozen, others)}")
     return found
 
 
 def is_frozen_class(module: nn.Module) -> bool:
     """Return whether a module is a FrozenBatchNorm2d of torchvision, detectron2 or others."""
     return "FrozenBatchNorm" in type(module).__name__
-
-
-def batchnorms_of_frozen(model: nn.Module) -> dict[nn.Module, nn.Module]:
-    """Return an nn.BatchNorm2d with the same values for each FrozenBatchNorm2d of a model.
-
-    Its parameters do not require gradients.
-    """
-    found: dict[nn.Module, nn.Module] = {}
-    for module in model.modules():
-        if is_frozen_class(module):
-            frozen: Any = module
-            norm = nn.BatchNorm2d(len(frozen.weight), eps=getattr(frozen, "eps", 1e-5))
-            norm = norm.to(frozen.weight).train(frozen.training).requires_grad_(False)
-            for name in ("weight", "bias", "running_mean", "running_var"):
-                getattr(norm, name).data.copy_(getattr(frozen, name))
-            found[module] = norm
-    return found
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -98,7 +152,10 @@ def _place(name: str) -> str:
     return f"{name!r}" if name else "the model"
 
 
-def _remedy(frozen: list[str]) -> str:
+def _remedy(frozen: list[str], others: Mapping[NormKind, list[str]]) -> str:
+    if others:
+        kind, places = next(iter(others.items()))
+        return f"{places[0]} is a {_TITLES[kind]}; convert these with norms=({kind!r},)"
     if frozen:
         return (
             f"{frozen[0]} is a frozen BatchNorm with constant statistics; convert it with "
@@ -107,32 +164,44 @@ def _remedy(frozen: list[str]) -> str:
     return "there is nothing to convert"
 
 
-def select_batchnorms(norms: Mapping[str, _BatchNorm], where: Where | None) -> set[_BatchNorm]:
-    """Return the BatchNorms that `where` selects: by function, name or glob, or a list of them.
+def select_norms(
+    norms: Mapping[str, nn.Module],
+    where: Where | None,
+    originals: Mapping[nn.Module, nn.Module] | None = None,
+) -> set[nn.Module]:
+    """Return the norms that `where` selects: by function, name or glob, or a list of them.
+
+    Args:
+        norms: The norms by name.
+        where: The selection; None selects all.
+        originals: The norm for each stand-in: functions get the norm of the model.
 
     Raises:
-        ValueError: If a name or glob matches no BatchNorm.
+        ValueError: If a name or glob matches no norm.
     """
     if where is None:
         return set(norms.values())
     selectors = [where] if isinstance(where, str) or callable(where) else list(where)
-    selected = set[_BatchNorm]()
+    selected = set[nn.Module]()
+    own = {} if originals is None else originals
     for selector in selectors:
         if isinstance(selector, str):
             found = {norm for name, norm in norms.items() if fnmatchcase(name, selector)}
             if not found:
+                batch = all(kind_of(own.get(m, m)) in ("batch", None) for m in norms.values())
+                kind = "BatchNorm" if batch else "norm"
                 raise ValueError(
-                    f"where={selector!r} matches no BatchNorm: expected the name of a BatchNorm or "
+                    f"where={selector!r} matches no {kind}: expected the name of a {kind} or "
                     f"a glob. {_similar(norms, selector)}"
                 )
         else:
-            found = {norm for name, norm in norms.items() if selector(name, norm)}
+            found = {m for name, m in norms.items() if selector(name, own.get(m, m))}
         selected |= found
     return selected
 
 
-def _similar(norms: Mapping[str, _BatchNorm], selector: str) -> str:
-    """Return a suggestion for a name that matches no BatchNorm."""
+def _similar(norms: Mapping[str, nn.Module], selector: str) -> str:
+    """Return a suggestion for a name that matches no norm."""
     inside = f"{selector}.*"
     if any(fnmatchcase(name, inside) for name in norms):
         return f"To select the BatchNorms inside of {selector!r}, use {inside!r}"
@@ -146,13 +215,24 @@ def keeps_function(init: str) -> bool:
     return init in ("bn", "centered")
 
 
-def warn_trained(norms: Iterable[_BatchNorm], init: str) -> None:
-    """Warn if an initialization discards trained statistics."""
+def warn_trained(
+    norms: Iterable[nn.Module], init: str, originals: Mapping[nn.Module, nn.Module]
+) -> None:
+    """Warn if an initialization discards trained statistics, gains or biases."""
     if keeps_function(init):
         return
-    trained = [norm for norm in norms if _is_trained(norm)]
+    lost = "overwrites all filters and discards" if init == "scratch" else "discards"
+    others = [norm for norm in norms if norm in originals and _has_varying_gain(norm)]
+    if others:
+        warnings.warn(
+            f"{len(others)} norms ({type(originals[others[0]]).__name__}) have trained gains or "
+            f"biases, which differ between channels, and init={init!r} {lost} them. AGC does not "
+            "divide by a spread and cannot start from them: build the model without weights to "
+            "train it from scratch",
+            stacklevel=3,  # skip this function and to_agc
+        )
+    trained = [norm for norm in norms if isinstance(norm, _BatchNorm) and _is_trained(norm)]
     if trained:
-        lost = "overwrites all filters and discards" if init == "scratch" else "discards"
         warnings.warn(
             f"{len(trained)} BatchNorms have trained statistics, and "
             f"init={init!r} {lost} their gains, biases and statistics. To start from the trained "
@@ -160,6 +240,11 @@ def warn_trained(norms: Iterable[_BatchNorm], init: str) -> None:
             "call reset_running_stats() on its BatchNorms",
             stacklevel=3,  # skip this function and to_agc
         )
+
+
+def _has_varying_gain(norm: nn.Module) -> bool:
+    values = [p for p in (norm.weight, norm.bias) if isinstance(p, Tensor) and not p.is_meta]
+    return any(bool((a != a[0]).any()) for a in values)
 
 
 def _is_trained(norm: _BatchNorm) -> bool:
@@ -186,9 +271,9 @@ def refuse_frozen(layers: Mapping[str, nn.Module]) -> None:
         )
 
 
-def check_can_start(name: str, norm: _BatchNorm, init: str) -> None:
-    """Raise ValueError if AGC cannot be initialized from this BatchNorm as requested."""
-    place = f"{_place(name)} ({type(norm).__name__})"
+def check_can_start(name: str, norm: _BatchNorm, kind: str, init: str) -> None:
+    """Raise ValueError if AGC cannot be initialized from this norm, of class `kind`."""
+    place = f"{_place(name)} ({kind})"
     if keeps_function(init) and (norm.running_mean is None or norm.running_var is None):
         raise ValueError(
             f"{place} has no running statistics (track_running_stats=False), which init={init!r} "
@@ -204,35 +289,39 @@ def check_can_start(name: str, norm: _BatchNorm, init: str) -> None:
         )
 
 
-def trailing_layers(norm: _BatchNorm) -> list[nn.Module] | None:
-    """Return the layers that a BatchNorm subclass applies after normalizing.
+def trailing_layers(norm: nn.Module) -> list[nn.Module] | None:
+    """Return the layers that a subclass of a norm applies after normalizing.
 
-    Some libraries put an activation or a dropout inside their BatchNorm (timm's BatchNormAct2d).
+    Some libraries put an activation or a dropout inside their norm (timm's BatchNormAct2d).
     An overridden forward counts as "normalize, then call the children in order" if it computes the
     same on a test input in eval mode.
 
     Returns:
-        The layers, empty for a plain BatchNorm; None if the forward computes something else.
+        The layers, empty for a plain norm; None if the forward computes something else.
     """
     if type(norm).forward in _PLAIN_FORWARDS and "forward" not in vars(norm):
         return []
     # On the CPU with values, because a BatchNorm on meta computes nothing to compare.
-    probe = copy_model(norm).model
-    assert isinstance(probe, _BatchNorm)
+    probe: Any = copy_model(norm).model
+    kind = kind_of(norm)
+    assert kind is not None
+    plain: Any = _KINDS[kind]
     if any(a.is_meta for a in (*probe.parameters(), *probe.buffers())):
         probe.to_empty(device="cpu")
         probe.reset_parameters()
     probe.eval()
-    like = next((a for a in (probe.weight, probe.running_mean) if a is not None), torch.empty(0))
-    dims = next((d for d in (1, 2, 3) if isinstance(norm, getattr(nn, f"BatchNorm{d}d"))), 2)
-    x = torch.linspace(-2, 2, 2 * norm.num_features * 3**dims).to(like)
-    x = x.reshape(2, norm.num_features, *(3,) * dims)
+    given = (probe.weight, getattr(probe, "running_mean", None))
+    like = next((a for a in given if a is not None), torch.empty(0))
+    dims = spatial_dims(norm) or 2
+    features = probe.num_channels if kind == "group" else probe.num_features
+    x = torch.linspace(-2, 2, 2 * features * 3**dims).to(like)
+    x = x.reshape(2, features, *(3,) * dims)
     try:
         with torch.no_grad():
-            expected = _BatchNorm.forward(probe, x)
+            expected = plain.forward(probe, x)
             for layer in probe.children():
                 expected = layer(expected)
             same = torch.allclose(probe(x), expected)
-    except (RuntimeError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return None  # it takes other inputs than feature maps; the report lists it as skipped
     return [layer for layer in norm.children() if type(layer) is not nn.Identity] if same else None
