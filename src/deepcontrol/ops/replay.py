@@ -120,6 +120,7 @@ class Replay:
         self.function = function
         self.calls = 0
         self._launches: list[tuple[Any, ...]] | None = None
+        self._results: Callable[[list[Tensor]], Any]
 
     @property
     def recorded(self) -> bool:
