@@ -22,7 +22,7 @@ from deepcontrol.workbench.folders.records import read_records
 from deepcontrol.workbench.folders.runfolder import METRICS
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.evaluate import evaluating, predict
 
 

@@ -30,7 +30,8 @@ from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.loop import save, train_epoch
 from deepcontrol.workbench.train.progress import Display
-from deepcontrol.workbench.train.run import TrainingRun, open_run
+from deepcontrol.workbench.train.run import TrainingRun
+from deepcontrol.workbench.train.start import open_run
 
 MAX_VALIDATION_IMAGES = 64  # enough to time the evaluation
 LR = 1e-4  # low, because many epochs over few images must not diverge

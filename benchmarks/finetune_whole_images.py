@@ -24,7 +24,8 @@ from deepcontrol.workbench.folders.runfolder import METRICS
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.train.build import build_objective, open_sources
-from deepcontrol.workbench.train.config import Train, load_config
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.evaluate import evaluate
 
 WAYS = ("none", "crops", "whole images", "both")

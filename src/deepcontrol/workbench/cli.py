@@ -30,7 +30,7 @@ from .study.command import run_reproduce
 from .study.settings import Reproduce
 from .terminal import SafeConsole
 from .train.commands import Eval, TrainCommand, run_eval, run_train
-from .train.config import check_code, load_config
+from .train.config_file import check_code, load_config
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.train.config import (
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import (
     ConfigChangedError,
-    Train,
     changed_settings,
     check_unchanged,
     differences,

@@ -20,7 +20,8 @@ from ..folders.output import check_writable, move_file, write_atomic
 from ..models import is_agc
 from ..predict import Network, load_network
 from ..sizes import Size
-from ..train.config import Train, load_config
+from ..train.config import Train
+from ..train.config_file import load_config
 from .check import (
     TOLERANCE,
     Accuracy,

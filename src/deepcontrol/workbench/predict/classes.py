@@ -21,7 +21,7 @@ from ..folders.output import write_atomic
 from ..terminal import printable
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
-from ..train.config import check_code, load_config
+from ..train.config_file import check_code, load_config
 from ..train.faults import check_weights
 from ..train.snapshot import load_weights
 from .images import ImageFile, images_in

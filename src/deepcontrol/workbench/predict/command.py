@@ -19,7 +19,7 @@ from ..data.sample import Palette
 from ..sizes import Size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
-from ..train.config import check_code, load_config
+from ..train.config_file import check_code, load_config
 from ..train.distributed import choose_device
 from ..train.faults import check_weights, is_out_of_memory
 from ..train.snapshot import load_weights

@@ -36,7 +36,8 @@ from ..losses import (
     pixel_cross_entropy,
 )
 from ..models import build, build_external, is_external, task_of
-from .config import ConfigChangedError, Train
+from .config import Train
+from .config_file import ConfigChangedError
 from .distributed import Group
 
 UNIT_INIT_IMAGES = 4

@@ -17,7 +17,8 @@ from ..data import prepare
 from ..folders.runfolder import CONFIG
 from .build import build_model, build_network, evaluation_batches, open_sources, open_split
 from .checkpoint import load_of_run
-from .config import Train, check_code, check_unchanged, load_config
+from .config import Train
+from .config_file import check_code, check_unchanged, load_config
 from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .evaluate import evaluate
 from .find_lr import run_find_lr

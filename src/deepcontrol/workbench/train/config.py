@@ -1,24 +1,19 @@
-"""Configuration of a training run: flags, validation, JSON."""
+"""Settings of a training run: the flags of `deepcontrol train`, their defaults and checks."""
 
 import math
-import types
-import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ...step import Engine
 from ..data import DEFAULT_SIZES, DataName, Fit, FolderOptions, Task, channels_of, data_task
-from ..folders.json_files import MAX_INT, write_json
-from ..folders.runfolder import CONFIG, read_config
+from ..folders.json_files import MAX_INT
 from ..losses import LossName
-from ..models import Norm, external_task, is_agc, is_code, is_external, task_of
+from ..models import Norm, external_task, is_agc, is_external, task_of
 from ..models.unet import TOTAL_STRIDE
 from ..optim import HIGHEST_MOMENTUM, OptimizerName, Schedule, default_lr
 from ..sizes import Size
 
-FORMAT = 1  # format version of config.json
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 
@@ -29,12 +24,6 @@ Model = Literal[
 ]  # fmt: skip
 Augmentation = Literal["none", "flip", "crop+flip", "strong"]
 
-# Fields that may change when a run is resumed, because no result depends on them. A run with more
-# epochs is the same run for longer if its learning rate is constant; a schedule fixes them.
-# The dataset may have moved: a run identifies it by its content.
-CHANGEABLE = (
-    "epochs", "workers", "save_steps", "sample_epochs", "out", "data_root", "patience", "minutes",
-)  # fmt: skip
 # Fields that are newer than format 1, with the values that older runs were trained with.
 ADDED_LATER = {
     "clip_grad_norm": None,
@@ -196,9 +185,9 @@ class Train:
         for name, least in at_least.items():
             value = getattr(self, name)
             if value < least:
-                raise ValueError(f"--{_flag(name)} must be at least {least}, got {value}")
+                raise ValueError(f"--{flag_name(name)} must be at least {least}, got {value}")
             if value > MAX_INT:
-                raise ValueError(f"--{_flag(name)} must be at most {MAX_INT}, got {value}")
+                raise ValueError(f"--{flag_name(name)} must be at most {MAX_INT}, got {value}")
         if self.task != data_task(self.data):
             raise ValueError(
                 f"--model {self.model} is for {self.task}, but --data {self.data} is for "
@@ -213,7 +202,9 @@ class Train:
             raise ValueError(f"--width must be above 0 and at most 16, got {self.width}")
         for name in ("warmup_epochs", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"--{_flag(name)} must be at least 0, got {getattr(self, name)}")
+                raise ValueError(
+                    f"--{flag_name(name)} must be at least 0, got {getattr(self, name)}"
+                )
         if self.warmup_epochs > self.epochs:
             raise ValueError(
                 f"--warmup-epochs must be at most --epochs {self.epochs}, got {self.warmup_epochs}"
@@ -221,7 +212,7 @@ class Train:
         for name in ("lr", "clip_grad_norm", "class_weight_scale", "minutes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"--{_flag(name)} must be positive, got {value}")
+                raise ValueError(f"--{flag_name(name)} must be positive, got {value}")
         if self.init == "unit" and not is_agc(self.norm):
             raise ValueError(f"--init unit is for --norm agc, not {self.norm}")
         for name in ("fixed_lambda", "fixed_gamma"):
@@ -229,9 +220,9 @@ class Train:
             if value is None:
                 continue
             if not is_agc(self.norm):
-                raise ValueError(f"--{_flag(name)} is for --norm agc, not {self.norm}")
+                raise ValueError(f"--{flag_name(name)} is for --norm agc, not {self.norm}")
             if not math.isfinite(value):
-                raise ValueError(f"--{_flag(name)} must be a number, got {value}")
+                raise ValueError(f"--{flag_name(name)} must be a number, got {value}")
         if not 0 <= self.momentum <= HIGHEST_MOMENTUM:
             raise ValueError(
                 f"--momentum must be from 0 to {HIGHEST_MOMENTUM}, got {self.momentum}"
@@ -241,7 +232,7 @@ class Train:
         if self.data != "folder":
             for name in ("channels", "fit", "val_fraction"):
                 if getattr(self, name) != ADDED_LATER[name]:
-                    raise ValueError(f"--{_flag(name)} is for --data folder, not {self.data}")
+                    raise ValueError(f"--{flag_name(name)} is for --data folder, not {self.data}")
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"--val-fraction must be between 0 and 1, got {self.val_fraction}")
         if is_external(self.model):
@@ -251,7 +242,7 @@ class Train:
                 )
             for name, only in (("width", 1.0), ("init", "he")):
                 if getattr(self, name) != only:
-                    raise ValueError(f"--{_flag(name)} is not for --model {self.model}")
+                    raise ValueError(f"--{flag_name(name)} is not for --model {self.model}")
         elif self.pretrained:
             raise ValueError(f"--pretrained is for timm:, smp: and torchvision:, not {self.model}")
         if self.ema is not None and not 0 < self.ema < 1:
@@ -265,18 +256,20 @@ class Train:
             raise ValueError("--schedule onecycle has a rise of its own: omit --warmup-epochs")
         for name in ("ema", "accumulate", "optimizer"):
             if self.fsdp and getattr(self, name) != ADDED_LATER[name]:
-                raise ValueError(f"--{_flag(name)} does not support --fsdp yet: omit one of them")
+                raise ValueError(
+                    f"--{flag_name(name)} does not support --fsdp yet: omit one of them"
+                )
 
     def _check_segmentation(self) -> None:
         if min(self.image_size) < MIN_SIDE:
-            size = _format(self.image_size)
+            size = format_value(self.image_size)
             raise ValueError(f"--size must be at least {MIN_SIDE}x{MIN_SIDE}, got {size}")
         # UNet pads other sizes, but a file exported from it takes none of them.
         if self.model == "unet" and any(side % TOTAL_STRIDE for side in self.image_size):
             near = tuple(max(1, round(a / TOTAL_STRIDE)) * TOTAL_STRIDE for a in self.image_size)
             raise ValueError(
                 f"--size must be multiples of {TOTAL_STRIDE} for unet, got "
-                f"{_format(self.image_size)}: try {_format(near)}"
+                f"{format_value(self.image_size)}: try {format_value(near)}"
             )
         if self.augment == "crop+flip":
             raise ValueError(
@@ -354,180 +347,11 @@ class Train:
         return max(self.batch_size, EVAL_PIXELS // math.prod(self.image_size))
 
 
-class ConfigChangedError(ValueError):
-    """A run cannot be resumed with another configuration or other data."""
-
-
-def check_code(config: Train, run: Path, confirmed: str | None) -> None:
-    """Refuse to build a network of a run folder that is a function of any module.
-
-    Building it imports the module and calls the function. A run folder may come from others, so
-    the user has to name the function.
-
-    Args:
-        config: The configuration of the run folder.
-        run: The run folder.
-        confirmed: The --model that the user has given, or None.
-
-    Raises:
-        ValueError: The user has not named it.
-    """
-    if is_code(config.model) and confirmed != config.model:
-        raise ValueError(
-            f"the network of {run} is {config.model}: this command would import that module and "
-            f"call the function. Pass --model {config.model} if you trust it"
-        )
-
-
-def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
-    """Read the configuration of a run and the values derived from it.
-
-    The configuration's `out` is always `run`: a folder from another machine must not make this
-    process write to a path that config.json names.
-
-    Returns:
-        The configuration, and the derived values: learning rate, classes, counts.
-
-    Raises:
-        ValueError: There is no valid config.json.
-    """
-    path = run / CONFIG
-    content = read_config(run)
-    if content.get("format") != FORMAT:
-        raise ValueError(f"{path} is not of format {FORMAT}, got {content.get('format')!r}")
-    config, derived = content.get("config"), content.get("derived")
-    if not isinstance(config, dict) or not isinstance(derived, dict):
-        raise ValueError(f"{path}: 'config' and 'derived' must be objects")
-    try:
-        return from_json({**config, "out": str(run)}), derived
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def save_config(config: Train, derived: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write config.json. `about` holds versions, commit and machine.
-
-    A run writes it before its data are decoded, with empty `derived` and `about`, and again with
-    both before its first step.
-    """
-    content = {"format": FORMAT, "config": to_json(config), "derived": derived, **about}
-    write_json(config.out / CONFIG, content, indent=2)
-
-
-def check_unchanged(config: Train, before: Train) -> None:
-    """Raise ConfigChangedError unless a run of `before` can resume with `config`."""
-    found = differences(config, before)
-    if found:
-        why = ""
-        if before.schedule != "constant" and config.epochs != before.epochs:
-            why = f"The learning rates of a {before.schedule} schedule depend on --epochs. "
-        raise ConfigChangedError(
-            f"{config.out} was started with other settings: {'; '.join(found)}. {why}"
-            "Omit these flags to resume it, or choose another --out."
-        )
-
-
-def differences(config: Train, before: Train) -> list[str]:
-    """List the settings that make `config` another run: "--lr was 0.5, now 0.25"."""
-    may_change = changeable({"config": {"schedule": before.schedule}})
-    # A default that depends on another setting, as the learning rate on the batch size, changes
-    # with it and is not named in addition.
-    names = [
-        f.name
-        for f in fields(Train)
-        if f.name not in may_change and getattr(config, f.name) != getattr(before, f.name)
-    ]
-    pairs = {name: (_effective(before, name), _effective(config, name)) for name in names}
-    return [
-        f"--{_flag(k)} was {_format(a)}, now {_format(b)}" for k, (a, b) in pairs.items() if a != b
-    ]
-
-
-def spelled_as(before: Train, config: Train) -> Train:
-    """Return the configuration of a resumed run, with its own spelling of equal settings.
-
-    A default may be spelled out, as --lr 0.08 in place of no --lr. The checkpoints of the run hold
-    a copy of its settings, which config.json must keep to match.
-    """
-    may_change = changeable({"config": {"schedule": before.schedule}})
-    names = [f.name for f in fields(Train) if f.name not in may_change]
-    return replace(config, **{name: getattr(before, name) for name in names})
-
-
-def changeable(content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the settings that may change when the run of a config.json is resumed."""
-    config = content.get("config")
-    schedule = config.get("schedule", "constant") if isinstance(config, dict) else "constant"
-    return tuple(name for name in CHANGEABLE if name != "epochs" or schedule == "constant")
-
-
-def changed_settings(config: Train) -> dict[str, Any]:
-    """Return the settings with other values than the defaults, and `out`."""
-    values = {f.name: (getattr(config, f.name), f.default) for f in fields(Train)}
-    values["size"] = (config.image_size, DEFAULT_SIZES[config.data])
-    return {k: value for k, (value, default) in values.items() if value != default}
-
-
-def _effective(config: Train, name: str) -> Any:
-    """Return the value of a setting; the resolved one where None stands for a default."""
-    resolved = {
-        "size": "image_size",
-        "augment": "augmentation",
-        "channels": "in_channels",
-        "lr": "learning_rate",
-        "eval_batch_size": "val_batch_size",
-    }
-    return getattr(config, resolved.get(name, name))
-
-
-def to_json(config: Train) -> dict[str, Any]:
-    """Return all fields as JSON values: paths as strings, tuples as lists."""
-    values = {f.name: getattr(config, f.name) for f in fields(Train)}
-    values["size"] = config.image_size  # readers need not know the defaults
-    return {
-        name: str(value) if isinstance(value, Path) else list(value) if type(value) is tuple
-        else value
-        for name, value in values.items()
-    }  # fmt: skip
-
-
-def from_json(values: Mapping[str, Any]) -> Train:
-    """Return the configuration; raise ValueError for invalid or missing fields."""
-    hints = typing.get_type_hints(Train)
-    values = {**ADDED_LATER, **values}
-    unknown, missing = set(values) - set(hints), set(hints) - set(values)
-    if unknown or missing:
-        problems = [f"unknown {name}" for name in sorted(unknown)]
-        problems += [f"no {name}" for name in sorted(missing)]
-        raise ValueError(", ".join(problems))
-    return Train(**{name: _typed(name, values[name], hint) for name, hint in hints.items()})
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """Convert a JSON value to the type of its field."""
-    kind = typing.get_origin(hint)
-    if kind in (types.UnionType, typing.Union):
-        optional = [h for h in typing.get_args(hint) if h is not type(None)]
-        return None if value is None else _typed(name, value, optional[0])
-    if kind is Literal and value in typing.get_args(hint):
-        return value
-    if kind is tuple and isinstance(value, list) and all(type(v) is int for v in value):
-        if name != "size" or (len(value) == 2 and min(value) > 0):
-            return tuple(value)
-    elif hint is Path and isinstance(value, str):
-        return Path(value)
-    elif hint is float and type(value) in (int, float):
-        return float(value)
-    elif type(value) is hint:
-        return value
-    raise ValueError(f"{name} cannot be {value!r}")
-
-
-def _flag(name: str) -> str:
+def flag_name(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _format(value: Any) -> str:
+def format_value(value: Any) -> str:
     if isinstance(value, tuple):
         return "x".join(map(str, value))
     if isinstance(value, bool):

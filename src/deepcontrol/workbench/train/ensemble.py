@@ -31,7 +31,8 @@ from .faults import FaultError, GuardStatus, is_out_of_memory
 from .interrupts import Interrupts, Stopped, interrupts
 from .loop import finish_epoch
 from .progress import Display, step_status
-from .run import TrainingRun, claim_folder, is_finished, load_started_config, open_run
+from .run import TrainingRun
+from .start import claim_folder, is_finished, load_started_config, open_run
 
 VARIED = ("seed", "lr", "out")  # settings in which the networks may differ
 CHECK_EVERY = 256  # steps between two reads of the loss, for which Python waits for a GPU

@@ -28,7 +28,7 @@ from .diagnosis import memory_fault_at_start
 from .distributed import choose_autocast, choose_device, configure_torch, process_group
 from .faults import is_out_of_memory
 from .progress import Display
-from .run import build_optimizer
+from .start import build_optimizer
 
 PICTURE = "find-lr.png"
 # Learning rates to try, relative to --lr or its default: 1/32 to 32.

@@ -19,8 +19,9 @@ from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_out_of_memory
 from .interrupts import Stopped, interrupts
 from .progress import Display, epoch_line, one_class_line, sample_sheet, save_png, step_status
-from .run import TrainingRun, claim_folder, images_in_batch, open_run
+from .run import TrainingRun, images_in_batch
 from .snapshot import snapshot
+from .start import claim_folder, open_run
 
 
 def train(config: Train, console: Console) -> int:
