@@ -63,7 +63,7 @@ def measure(
         "split": split,
         "data": config.data,
         "trained_on": "x".join(map(str, config.image_size)),
-        "images": "x".join(map(str, batches.cache.size)),
+        "images": "x".join(map(str, batches.dataset.size)),
         "width": config.width,
         "batch": config.batch_size,
         "init": config.init,

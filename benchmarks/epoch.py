@@ -100,7 +100,7 @@ def measure(run: TrainingRun, turns: int) -> dict[str, Any]:
     _, evaluation = (
         seconds(lambda: evaluate(run.model, run.val, run.step.autocast)) for _ in range(2)
     )
-    images = len(run.train.cache)
+    images = len(run.train.dataset)
     return {
         "images_per_s_bare": f"{images / statistics.median(bare):.2f}",
         "images_per_s_epoch": f"{images / statistics.median(epoch):.2f}",
@@ -108,7 +108,7 @@ def measure(run: TrainingRun, turns: int) -> dict[str, Any]:
         "rest_to_bare": f"{statistics.median(rest) / statistics.median(bare):.4f}",
         "lowest": f"{min(ratios):.4f}",
         "highest": f"{max(ratios):.4f}",
-        "images_per_s_evaluation": f"{len(run.val.cache) / evaluation:.2f}",
+        "images_per_s_evaluation": f"{len(run.val.dataset) / evaluation:.2f}",
         "engine": "eager" if run.step.why_eager else run.config.engine,
     }
 

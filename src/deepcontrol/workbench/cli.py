@@ -15,7 +15,7 @@ from rich.table import Table
 
 from . import helptext
 from .bench import Bench, run_bench
-from .data import DataName, open_source
+from .data import DATASET_NAMES, DataName, open_source
 from .data.inspect import check, contact_sheet
 from .data_init import Init, run_init
 from .doctor import Doctor, run_doctor
@@ -157,7 +157,13 @@ def parse(args: list[str]) -> object:
     name, *flags = args
     shared: dict[str, Any] = {"prog": f"deepcontrol {name}", "config": CONFIGURATION}
     if name == "train" and (run := _run_folder(flags)) is not None and (run / CONFIG).exists():
-        before = TrainCommand(**vars(load_config(run)[0]))
+        started = load_config(run)[0]
+        if started.data in DATASET_NAMES:
+            raise ValueError(
+                f"{run} was started from Python with a torch Dataset, which this command cannot "
+                "open: resume it with deepcontrol.workbench.train.Trainer, or choose another --out"
+            )
+        before = TrainCommand(**vars(started))
         command = helptext.parse(TrainCommand, flags, before, **shared)
         given = any(flag.partition("=")[0] == "--model" for flag in flags)
         check_code(command, run, command.model if given else None)

@@ -128,7 +128,7 @@ def test_two_processes_match_one(tmp_path: Path) -> None:
     # 3 validation images in batches of 2: in the last batch one process has no image.
     single = Group(torch.device("cpu"))
     config = tiny()
-    labels = build_data(config, open_sources(config), single, lambda *_: None).val.cache.labels
+    labels = build_data(config, open_sources(config), single, lambda *_: None).val.dataset.labels
     for found in shared:
         assert torch.equal(found["counts"], counts(single))
         assert found["counts"].sum() == (labels != VOID).sum()

@@ -6,7 +6,7 @@ from torch import nn
 
 from .blocks import NORMS, Norm, is_agc, scaled
 from .classnet import ClassNet
-from .external import ExternalNetwork, build_external, external_task, is_code, is_external
+from .external import CUSTOM, ExternalNetwork, build_external, external_task, is_code, is_external
 from .mlp import MLP
 from .resnet import CifarResNet, ResNet18, ResNet50
 from .segnet import SegNet
@@ -20,6 +20,7 @@ _CIFAR = {
 MODELS = (*_SEGMENTATION, *_CIFAR, "resnet18", "resnet50", "mlp")
 
 __all__ = [
+    "CUSTOM",
     "MLP",
     "MODELS",
     "NORMS",

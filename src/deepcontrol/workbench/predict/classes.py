@@ -67,7 +67,7 @@ def load_classifier(
         ValueError: The folder is not a run folder, has no such checkpoint, or needs model_name.
     """
     config, derived = load_config(run)
-    check_code(config, run, model_name)
+    config = check_code(config, run, model_name)
     names = derived.get("classes")
     if not isinstance(names, list) or not names:
         raise ValueError(f"{run / 'config.json'}: expected a list of classes, got {names!r}")

@@ -138,7 +138,7 @@ def load_network(
             needs model_name.
     """
     config, derived = load_config(run)
-    check_code(config, run, model_name)
+    config = check_code(config, run, model_name)
     try:
         classes, palette = _classes(derived)
         model = build_model(config, len(classes))

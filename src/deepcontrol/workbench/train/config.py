@@ -6,13 +6,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...step import Engine
-from ..data import DEFAULT_SIZES, DataName, Fit, FolderOptions, Task, channels_of, data_task
+from ..data import (
+    DATASET_NAMES,
+    DEFAULT_SIZES,
+    DataName,
+    DatasetName,
+    Fit,
+    FolderOptions,
+    Task,
+    channels_of,
+    data_task,
+)
 from ..folders.json_files import MAX_INT
 from ..losses import LossName
-from ..models import Norm, external_task, is_agc, is_external, task_of
+from ..models import CUSTOM, Norm, external_task, is_agc, is_code, is_external, task_of
 from ..models.unet import TOTAL_STRIDE
 from ..optim import HIGHEST_MOMENTUM, OptimizerName, Schedule, default_lr
-from ..sizes import Size
+from ..sizes import Size, TrainingSize
 
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
@@ -76,13 +86,13 @@ class Train:
     """agc (automatic gain control), agc+wn (AGC with weight normalization), bn (BatchNorm), gn
     (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response Normalization), evonorm-s0,
     ws+gn (weight standardization and GroupNorm), or none."""
-    data: DataName = "streets"
+    data: Literal[DataName, DatasetName] = "streets"
     """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`). cityscapes14
     is Cityscapes with ClassNet's 14 classes. The last four are for classification; imagefolder is a
     folder with one subfolder of images per class."""
     data_root: Path | None = None
     """Dataset folder. Not needed for streets."""
-    size: Size | None = None
+    size: TrainingSize | None = None
     """Training size. Larger images are cropped; evaluation of segmentation uses windows of this
     size. None: 256x512 for segmentation, 256x256 for folder, 32x32 for CIFAR, 28x28 for
     Fashion-MNIST, 224x224 for imagefolder."""
@@ -231,10 +241,19 @@ class Train:
     def _check_options(self) -> None:
         if self.data != "folder":
             for name in ("channels", "fit", "val_fraction"):
+                if name == "channels" and self.data in DATASET_NAMES:
+                    continue
                 if getattr(self, name) != ADDED_LATER[name]:
                     raise ValueError(f"--{flag_name(name)} is for --data folder, not {self.data}")
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"--val-fraction must be between 0 and 1, got {self.val_fraction}")
+        if self.data in DATASET_NAMES:
+            self._check_dataset()
+        if self.model == CUSTOM:
+            fixed: dict[str, Any] = {"width": 1.0, "init": "he", "pretrained": False}
+            for name in (*fixed, "fixed_lambda", "fixed_gamma"):
+                if getattr(self, name) != fixed.get(name):
+                    raise ValueError(f"{name} is for networks by name, not for your own: omit it")
         if is_external(self.model):
             if self.norm not in ("agc", "bn"):
                 raise ValueError(
@@ -260,9 +279,21 @@ class Train:
                     f"--{flag_name(name)} does not support --fsdp yet: omit one of them"
                 )
 
+    def _check_dataset(self) -> None:
+        for name in ("augment", "train_limit", "val_limit", "data_root"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is not for torch Datasets: transform or select the samples in the "
+                    "dataset"
+                )
+        if self.init == "unit" or self.model == "classnet":
+            setting = "init='unit'" if self.init == "unit" else "model='classnet'"
+            raise ValueError(f"{setting} is not for torch Datasets: omit it")
+
     def _check_segmentation(self) -> None:
-        if min(self.image_size) < MIN_SIDE:
-            size = format_value(self.image_size)
+        is_own = self.model == CUSTOM or is_code(self.model)
+        if min(self.sample_size) < MIN_SIDE and not is_own:
+            size = format_value(self.sample_size)
             raise ValueError(f"--size must be at least {MIN_SIDE}x{MIN_SIDE}, got {size}")
         # UNet pads other sizes, but a file exported from it takes none of them.
         if self.model == "unet" and any(side % TOTAL_STRIDE for side in self.image_size):
@@ -294,6 +325,8 @@ class Train:
     @property
     def task(self) -> Task:
         """The task of the network, or of its data if the network has none of its own."""
+        if self.model == CUSTOM:
+            return data_task(self.data)
         if is_external(self.model):
             return external_task(self.model) or data_task(self.data)
         return task_of(self.model)
@@ -305,9 +338,14 @@ class Train:
         return FolderOptions(self.val_fraction, self.in_channels, tile)
 
     @property
-    def image_size(self) -> tuple[int, int]:
-        """`size`, or the default of the dataset."""
+    def sample_size(self) -> tuple[int, ...]:
+        """`size`, or the default of the dataset: H, W, or D, H, W for volumes."""
         return DEFAULT_SIZES[self.data] if self.size is None else self.size
+
+    @property
+    def image_size(self) -> Size:
+        """Height and width of the images, or of a volume's slices."""
+        return self.sample_size[-2], self.sample_size[-1]
 
     @property
     def in_channels(self) -> int:
@@ -331,7 +369,9 @@ class Train:
     @property
     def window(self) -> Size | None:
         """Size of the windows for evaluation, or None to evaluate whole images."""
-        return None if self.eval_whole or self.task == "classification" else self.image_size
+        if self.eval_whole or self.task == "classification" or len(self.sample_size) == 3:
+            return None
+        return self.image_size
 
     @property
     def val_batch_size(self) -> int:
@@ -344,7 +384,7 @@ class Train:
             return self.eval_batch_size
         if self.task == "segmentation":
             return self.batch_size
-        return max(self.batch_size, EVAL_PIXELS // math.prod(self.image_size))
+        return max(self.batch_size, EVAL_PIXELS // math.prod(self.sample_size))
 
 
 def flag_name(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..data import DEFAULT_SIZES
 from ..folders.json_files import write_json
 from ..folders.runfolder import CONFIG, read_config
-from ..models import is_code
+from ..models import CUSTOM, is_code
 from .config import ADDED_LATER, Train, flag_name, format_value
 
 FORMAT = 1  # format version of config.json
@@ -26,16 +26,20 @@ class ConfigChangedError(ValueError):
     """A run cannot be resumed with another configuration or other data."""
 
 
-def check_code(config: Train, run: Path, confirmed: str | None) -> None:
+def check_code(config: Train, run: Path, confirmed: str | None) -> Train:
     """Refuse to build a network of a run folder that is a function of any module.
 
     Building it imports the module and calls the function. A run folder may come from others, so
-    the user has to name the function.
+    the user has to name the function. A network that was passed to `Trainer` can be built by any
+    function that the user names, and is not converted.
 
     Args:
         config: The configuration of the run folder.
         run: The run folder.
         confirmed: The --model that the user has given, or None.
+
+    Returns:
+        The configuration from which the network can be built.
 
     Raises:
         ValueError: The user has not named it.
@@ -45,6 +49,14 @@ def check_code(config: Train, run: Path, confirmed: str | None) -> None:
             f"the network of {run} is {config.model}: this command would import that module and "
             f"call the function. Pass --model {config.model} if you trust it"
         )
+    if config.model == CUSTOM and confirmed is not None:
+        if not is_code(confirmed):
+            raise ValueError(
+                f"the network of {run} was passed to Trainer: expected --model module:function, a "
+                f"function that builds it, got {confirmed}"
+            )
+        return replace(config, model=confirmed, norm="bn")  # built as it is
+    return config
 
 
 def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
@@ -134,14 +146,14 @@ def changeable(content: Mapping[str, Any]) -> tuple[str, ...]:
 def changed_settings(config: Train) -> dict[str, Any]:
     """Return the settings with other values than the defaults, and `out`."""
     values = {f.name: (getattr(config, f.name), f.default) for f in fields(Train)}
-    values["size"] = (config.image_size, DEFAULT_SIZES[config.data])
+    values["size"] = (config.sample_size, DEFAULT_SIZES[config.data])
     return {k: value for k, (value, default) in values.items() if value != default}
 
 
 def _effective(config: Train, name: str) -> Any:
     """Return the value of a setting; the resolved one where None stands for a default."""
     resolved = {
-        "size": "image_size",
+        "size": "sample_size",
         "augment": "augmentation",
         "channels": "in_channels",
         "lr": "learning_rate",
@@ -153,7 +165,7 @@ def _effective(config: Train, name: str) -> Any:
 def to_json(config: Train) -> dict[str, Any]:
     """Return all fields as JSON values: paths as strings, tuples as lists."""
     values = {f.name: getattr(config, f.name) for f in fields(Train)}
-    values["size"] = config.image_size  # readers need not know the defaults
+    values["size"] = config.sample_size  # readers need not know the defaults
     return {
         name: str(value) if isinstance(value, Path) else list(value) if type(value) is tuple
         else value
@@ -182,7 +194,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if kind is Literal and value in typing.get_args(hint):
         return value
     if kind is tuple and isinstance(value, list) and all(type(v) is int for v in value):
-        if name != "size" or (len(value) == 2 and min(value) > 0):
+        if name != "size" or (len(value) in (2, 3) and min(value) > 0):
             return tuple(value)
     elif hint is Path and isinstance(value, str):
         return Path(value)

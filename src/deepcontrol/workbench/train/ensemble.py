@@ -157,7 +157,7 @@ def _train_runs(runs: Sequence[TrainingRun], display: Display, received: Interru
             run.model.load_state_dict(networks.state(index))
             run.loss_sum.copy_(networks.loss_sum[index])
             run.position.seconds = seconds
-            run.position.images = len(run.train.cache) if epoch else 0
+            run.position.images = len(run.train.dataset) if epoch else 0
             try:
                 if networks.bad[index]:
                     steps = int(networks.good_steps[index])
@@ -196,7 +196,7 @@ def _train_epoch(
                 break
             finite = [loss for loss, is_bad in zip(loss_sums, bad, strict=True) if not is_bad]
             speed = images / (time.perf_counter() - started)
-            left = (config.epochs - epoch + 1) * len(streams[0].cache) - images
+            left = (config.epochs - epoch + 1) * len(streams[0].dataset) - images
             loss = sum(finite) / len(finite) / images
             display.advance(step, step_status(loss, speed, peak_mib(networks.device), left))
     return time.perf_counter() - started

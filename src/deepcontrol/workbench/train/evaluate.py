@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import Batch, Batches
+from ..data import Batch, BatchStream
 from ..metrics import ConfusionMatrix, sum_over_processes_
 from ..sizes import Size
 from .build import class_logits
@@ -25,7 +25,7 @@ Windows = list[tuple[int, slice]]  # along one side: start of each window, pixel
 
 def evaluate(
     model: nn.Module,
-    batches: Batches,
+    batches: BatchStream,
     autocast: torch.dtype | None = None,
     after_batch: Callable[[Batch, Any], None] = lambda batch, outputs: None,
     window: Size | None = None,
@@ -45,7 +45,7 @@ def evaluate(
     Raises:
         NotFiniteError: A logit of any process was not finite. argmax would count NaN as a class.
     """
-    matrix = ConfusionMatrix(len(batches.cache.classes), batches.device, batches.ignored_label)
+    matrix = ConfusionMatrix(len(batches.dataset.classes), batches.device, batches.ignored_label)
     bad_batches = torch.zeros((), dtype=torch.int64, device=batches.device)
     with evaluating(model, batches.device, autocast):
         for batch in batches.epoch():

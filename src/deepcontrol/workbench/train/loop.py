@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from ..data import Batch
 from ..folders import records, runfolder
 from ..folders.runlock import RunLock
 from ..metrics import ConfusionMatrix
+from .build import Sources
 from .config import Train
 from .diagnosis import evaluation_fault, memory_fault, memory_fault_at_start, raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, peak_mib, process_group
@@ -24,8 +26,19 @@ from .snapshot import snapshot
 from .start import claim_folder, open_run
 
 
-def train(config: Train, console: Console) -> int:
+def train(
+    config: Train,
+    console: Console,
+    sources: Sources | None = None,
+    model: nn.Module | None = None,
+) -> int:
     """Train or resume a run until its last epoch. Return the exit code.
+
+    Args:
+        config: Settings of the run.
+        console: For messages and progress.
+        sources: The data. By default those that the settings name.
+        model: The network, which is trained in place. By default that of the settings.
 
     Raises:
         ValueError, OSError, FaultError: The message explains the failure to the user.
@@ -38,7 +51,7 @@ def train(config: Train, console: Console) -> int:
         Display(console, group.is_main) as display,
     ):
         try:
-            with open_run(config, group, display, received, held) as run:
+            with open_run(config, group, display, received, held, sources, model) as run:
                 return train_run(run)
         except Stopped as stopped:
             display.log(f"{stopped}: nothing to save yet.")
@@ -47,7 +60,7 @@ def train(config: Train, console: Console) -> int:
             if not is_out_of_memory(error):
                 raise
             # train_run has its own message, so this happened in open_run.
-            raise memory_fault_at_start(group.device, config.image_size, config.width) from error
+            raise memory_fault_at_start(group.device, config.sample_size, config.width) from error
 
 
 def train_run(run: TrainingRun) -> int:
@@ -161,7 +174,7 @@ def finish_epoch(run: TrainingRun) -> None:
             save_png(sheet, runfolder.sample_path(run.config.out, epoch))
     run.display.log(epoch_line(metrics, run.config.epochs))
     if epoch == run.config.epochs and matrix.only_class is not None:
-        run.display.log(one_class_line(run.val.cache.classes[matrix.only_class], run.config.task))
+        run.display.log(one_class_line(run.val.dataset.classes[matrix.only_class], run.config.task))
     run.advance_epoch(matrix.pixel_error)
     run.eval_seconds = time.perf_counter() - started
 
@@ -208,13 +221,13 @@ def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float]:
         run.stop_if_asked()
 
     matrix = evaluate(run.evaluated, run.val, run.step.autocast, after_batch, run.config.window)
-    return matrix, float(loss_sum) / len(run.val.cache)
+    return matrix, float(loss_sum) / len(run.val.dataset)
 
 
 def _layer_stats(run: TrainingRun) -> dict[str, Any]:
     """Compute the layers' statistics on the first window of the first validation batch."""
     images = split_windows(next(iter(run.val.epoch())).images, run.config.window)[0]
-    has_images = run.group.rank < min(run.val.batch_size, len(run.val.cache))
+    has_images = run.group.rank < min(run.val.batch_size, len(run.val.dataset))
     with evaluating(run.evaluated, run.group.device, run.step.autocast):
         return run.layer_stats.compute(images, run.group, has_images)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...step import TrainingStep
-from ..data import Batch, Batches
+from ..data import Batch, BatchStream
 from ..folders.runlock import RunLock
 from ..optim import scheduled_lr, set_lr
 from .build import (
@@ -41,8 +41,8 @@ class TrainingRun:
     step: TrainingStep
     objective: Objective
     guard_reader: GuardReader
-    train: Batches
-    val: Batches
+    train: BatchStream
+    val: BatchStream
     position: Position
     writer: CheckpointWriter
     layer_stats: LayerStats
@@ -78,7 +78,7 @@ class TrainingRun:
     def images_left(self, images_per_s: float) -> int:
         """Return the images until the end; evaluations count by their duration."""
         epochs = self.config.epochs - self.position.epoch
-        images = epochs * len(self.train.cache) - self.position.images
+        images = epochs * len(self.train.dataset) - self.position.images
         return images + round(epochs * self.eval_seconds * images_per_s)
 
     def saves_after(self, epoch: int) -> bool:
@@ -113,7 +113,7 @@ class TrainingRun:
         if self.position.epoch >= 0:
             start = f"resuming after epoch {self.position.epoch}, step {self.position.step}"
         return (
-            f"{config.out}: {config.model} {config.norm} on {len(self.train.cache)} images of "
+            f"{config.out}: {config.model} {config.norm} on {len(self.train.dataset)} images of "
             f"{config.data}, {len(self.train)} steps per epoch, lr {config.learning_rate:g}, "
             f"{device.type} {precision}{processes}; {start}"
         )
@@ -178,9 +178,9 @@ class TrainingRun:
             position.best_error, position.best_epoch = error, position.epoch
 
 
-def images_in_batch(batches: Batches, index: int) -> int:
+def images_in_batch(batches: BatchStream, index: int) -> int:
     """Return the images in a batch over all processes. The last batch may be smaller."""
-    return min(batches.batch_size, len(batches.cache) - index * batches.batch_size)
+    return min(batches.batch_size, len(batches.dataset) - index * batches.batch_size)
 
 
 def has_schedule(config: Train) -> bool:

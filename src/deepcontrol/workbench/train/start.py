@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from ... import __version__
 from ...nn import param_groups
 from ...step import TrainingStep
-from ..data import Batches, Source
+from ..data import BatchStream, DatasetSplit, Source
 from ..data.folder import FolderSource
 from ..folders import records, runfolder
 from ..folders.json_files import read_bytes
@@ -33,6 +33,7 @@ from .build import (
     build_objective,
     check_same_data,
     fingerprints,
+    move_,
     open_sources,
     scale_to_images_,
 )
@@ -96,6 +97,8 @@ def open_run(
     display: Display,
     interrupts: Interrupts,
     held: RunLock | None = None,
+    sources: Sources | None = None,
+    model: nn.Module | None = None,
 ) -> Iterator[TrainingRun]:
     """Build a run and restore its checkpoint, if the run folder has one.
 
@@ -105,6 +108,8 @@ def open_run(
         display: For messages.
         interrupts: Signals that stop the decoding of images.
         held: The folder's lock, in the main process. It is checked at every save.
+        sources: The data. By default those that the configuration names.
+        model: The network, which is trained in place. By default that of the configuration.
 
     Raises:
         ConfigChangedError: The folder holds a run with other settings or other data.
@@ -113,23 +118,23 @@ def open_run(
     before, derived_before = load_started_config(config)
     if before is not None:
         config = spelled_as(before, config)
-    sources = open_sources(config)
-    check_memory(config, sources.train, group.device, group.world_size)
+    sources = open_sources(config) if sources is None else sources
+    if model is None:
+        check_memory(config, sources.train, group.device, group.world_size)
     train, val = _load_data(config, sources, group, display, interrupts)
     data = group.broadcast(fingerprints(train, val) if group.is_main else {})
     check_same_data(config.out, data, derived_before)
 
-    model = build_model(config, len(sources.train.classes))
-    scale_to_images_(model, config, train.cache)
-    model.to(group.device)
-    if group.device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if model is None:
+        model = build_model(config, len(sources.train.classes))
+    scale_to_images_(model, config, train)
+    move_(model, group.device)
     wrapped = _wrap(model, config, group)
     optimizer = build_optimizer(config, model, group)
     average = None if config.ema is None else MovingAverage(model, optimizer, config.ema)
     position = _resume(config, model, optimizer, group, display, len(train), average)
     guard = Guard(optimizer, group)
-    objective = build_objective(config, train.cache, group.device)
+    objective = build_objective(config, train.dataset, group.device)
     autocast = choose_autocast(config.precision, group.device)
     # Steps with collective operations are neither captured nor compiled.
     engine = "eager" if group.world_size > 1 or config.fsdp else config.engine
@@ -223,10 +228,14 @@ def _load_data(
     data = build_data(config, sources, group, progress)
     labeled = "image" if config.task == "classification" else "pixel"
     for batches, lacks in ((data.train, "nothing to learn"), (data.val, "no error")):
-        if not batches.cache.histogram.any():
+        if not batches.dataset.histogram.any():
             raise ValueError(
-                f"{batches.cache.name}: no {labeled} has a label, so there is {lacks}. See "
-                f"`deepcontrol data check {config.data_root}`."
+                f"{batches.dataset.name}: no {labeled} has a label, so there is {lacks}"
+                + (
+                    ""
+                    if config.data_root is None
+                    else f". See `deepcontrol data check {config.data_root}`."
+                )
             )
     return data
 
@@ -317,24 +326,24 @@ def archive_records(run: Path) -> str:
 
 
 def derived_values(
-    config: Train, model: nn.Module, train: Batches, val: Batches, data: Fingerprints
+    config: Train, model: nn.Module, train: BatchStream, val: BatchStream, data: Fingerprints
 ) -> dict[str, Any]:
     """Return the values that config.json holds in addition to the configuration."""
     return {
         "task": config.task,
         "lr": config.learning_rate,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "classes": list(train.cache.classes),
-        "colors": [list(color) for color in train.cache.palette],
+        "classes": list(train.dataset.classes),
+        "colors": [list(color) for color in train.dataset.palette],
         "steps_per_epoch": len(train),
-        "train_images": len(train.cache),
-        "image_size": list(train.cache.size),  # before cropping to the training size
-        "val_images": len(val.cache),
+        "train_images": len(train.dataset),
+        "image_size": list(train.dataset.size),  # before cropping to the training size
+        "val_images": len(val.dataset),
         "fingerprints": data,
     }
 
 
-def derived_from_source(source: Source) -> dict[str, Any]:
+def derived_from_source(source: Source | DatasetSplit) -> dict[str, Any]:
     """Return the values that `deepcontrol predict` needs to read images as the source does."""
     if not isinstance(source, FolderSource) or source.class_file.value_range is None:
         return {}
