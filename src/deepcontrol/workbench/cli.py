@@ -196,7 +196,7 @@ def _run_folder(flags: list[str]) -> Path | None:
 def overview() -> Any:
     """Return a type from which tyro lists all commands, one line each."""
     commands = (
-        Annotated[settings, tyro.conf.subcommand(name, description=summary)]
+        Annotated[helptext.tidied(settings), tyro.conf.subcommand(name, description=summary)]
         for name, (settings, summary) in COMMANDS.items()
     )
     return Union[tuple(commands)]  # noqa: UP007

@@ -21,7 +21,14 @@ from ..folders.json_files import MAX_INT
 from ..losses import LossName
 from ..models import CUSTOM, Norm, external_task, is_agc, is_code, is_external, task_of
 from ..models.unet import TOTAL_STRIDE
-from ..optim import HIGHEST_MOMENTUM, OptimizerName, Schedule, default_lr
+from ..optim import (
+    HIGHEST_MOMENTUM,
+    OptimizerName,
+    RecipeName,
+    Schedule,
+    default_lr,
+    recipe,
+)
 from ..sizes import Size, TrainingSize
 
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
@@ -52,6 +59,7 @@ ADDED_LATER = {
     "ema": None,
     "patience": None,
     "minutes": None,
+    "recipe": "paper",
 }
 
 
@@ -113,18 +121,27 @@ class Train:
     accumulate: int = 1
     """Split each batch into this many parts that are computed one after the other, to save memory.
     With AGC the update is the same (up to rounding); BatchNorm sees the parts."""
+    recipe: RecipeName = "paper"
+    """Defaults of --schedule, --warmup-epochs and --weight-decay; options that are given win. paper
+    has a constant learning rate and no weight decay. recommended has a warm-up of 1 epoch (at most
+    a tenth of --epochs), a cosine schedule, and a weight decay of 0.0001 (0.01 for adamw). The
+    learning rate and the momentum are those of the options below."""
     optimizer: OptimizerName = "sgd"
     """sgd (with momentum) or adamw."""
     lr: float | None = None
     """Learning rate. None: 0.02 x batch size for segmentation, 0.1 x (batch size / 128)^0.75 for
     classification, 0.001 for adamw."""
-    schedule: Schedule = "constant"
+    # None stands for the recipe's value, which `__post_init__` fills in.
+    schedule: Schedule = None  # type: ignore[assignment]
     """constant, or a learning rate that falls to 0 over all epochs, which are then fixed: cosine,
-    poly (power 0.9), or onecycle, which rises from lr / 25 in the first 30% of the steps."""
-    warmup_epochs: float = 0.0
-    """Epochs in which the learning rate rises linearly from 0. May be a fraction."""
-    weight_decay: float = 0.0
-    """Weight decay of the filters. Norms, AGC parameters and biases have none."""
+    poly (power 0.9), or onecycle, which rises from lr / 25 in the first 30% of the steps.
+    None: the recipe's."""
+    warmup_epochs: float = None  # type: ignore[assignment]
+    """Epochs in which the learning rate rises linearly from 0. May be a fraction. None: the
+    recipe's."""
+    weight_decay: float = None  # type: ignore[assignment]
+    """Weight decay of the filters. Norms, AGC parameters and biases have none. None: the
+    recipe's."""
     momentum: float = 0.9
     """Momentum of SGD, at most 0.999."""
     clip_grad_norm: float | None = None
@@ -187,6 +204,10 @@ class Train:
     """Epochs after which to draw validation images with their predictions."""
 
     def __post_init__(self) -> None:
+        of_recipe = recipe(self.recipe, self.epochs, self.optimizer, self.schedule)
+        for name, value in of_recipe._asdict().items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)  # the class is frozen
         at_least = dict.fromkeys(("batch_size", "epochs", "save_epochs", "accumulate"), 1)
         at_least |= dict.fromkeys(("seed", "workers", "save_steps"), 0)
         for name in ("train_limit", "val_limit", "eval_batch_size", "channels", "patience"):
