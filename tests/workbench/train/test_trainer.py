@@ -189,7 +189,7 @@ IMAGE = torch.zeros(3, 8, 8)
 )
 def test_wrong_samples_are_named(sample: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
-        DatasetSplit(Wrong(*sample), "train")
+        _ = DatasetSplit(Wrong(*sample), "train").task
     assert "sample 0 of the train dataset" in str(error.value)
 
 

@@ -1,7 +1,7 @@
 """Labeled images: datasets, cache, augmentation, batches.
 
-Segmentation: streets, CamVid, Cityscapes, folders of images and masks. Classification: CIFAR,
-Fashion-MNIST, folders of images. From Python: any torch Dataset of (image, label) pairs.
+Segmentation: streets, CamVid, Cityscapes, folders of images and masks, volumes. Classification:
+CIFAR, Fashion-MNIST, folders of images. From Python: any torch Dataset of (image, label) pairs.
 """
 
 from dataclasses import replace
@@ -25,7 +25,7 @@ from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task, disti
 from .streets import open_streets
 
 DataName = Literal[
-    "streets", "camvid", "cityscapes", "cityscapes14", "folder",
+    "streets", "camvid", "cityscapes", "cityscapes14", "folder", "nnunet",
     "cifar10", "cifar100", "fashion-mnist", "imagefolder",
 ]  # fmt: skip
 NAMES: tuple[str, ...] = get_args(DataName)
@@ -36,6 +36,7 @@ DATASET_NAMES: tuple[str, ...] = get_args(DatasetName)
 DEFAULT_SIZES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("streets", "camvid", "cityscapes", "cityscapes14"), (256, 512)),
     "folder": (256, 256),
+    "nnunet": (96, 96, 96),
     "cifar10": (32, 32),
     "cifar100": (32, 32),
     "fashion-mnist": (28, 28),
@@ -116,6 +117,8 @@ def open_source(
         )
     if name not in NAMES:
         raise ValueError(f"unknown dataset {name!r}: choose one of {', '.join(NAMES)}")
+    if name == "nnunet":
+        raise ValueError("nnunet has volumes, expected a dataset of images: use --data folder")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     if name == "streets":

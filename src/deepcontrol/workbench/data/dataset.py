@@ -15,6 +15,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,8 +49,10 @@ class DatasetSplit:
         classes: Names of the classes. By default `dataset.classes`.
         palette: One color per class.
 
+    The first sample tells the task, the channels and the size, and whether images are normalized.
+
     Raises:
-        ValueError: The first sample has another form, or the classes are unknown.
+        ValueError: The dataset is empty, or its classes are unknown.
     """
 
     def __init__(
@@ -72,16 +75,33 @@ class DatasetSplit:
         if not 1 < len(self.classes) <= MAX_CLASSES:
             raise ValueError(f"expected 2 to {MAX_CLASSES} classes, got {len(self.classes)}")
         self.palette = distinct_colors(len(self.classes)) if palette is None else palette
-        image, label = self.read(0, epoch=0, seed=0)
-        self.task: Task = "segmentation" if label.dim() else "classification"
-        self.channels: int = image.shape[0]
-        self.size: tuple[int, ...] = tuple(image.shape[1:])
-        self.is_normalized_here = self._raw(0)[0].dtype == torch.uint8
         self.histogram: NDArray[np.int64] = np.zeros(len(self.classes), np.int64)
         self._checksum = 0
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    @cached_property
+    def _first(self) -> tuple[Tensor, Tensor]:
+        self.read(0, epoch=0, seed=0)  # checks it
+        return self._raw(0)
+
+    @property
+    def task(self) -> Task:
+        return "segmentation" if self._first[1].dim() else "classification"
+
+    @property
+    def channels(self) -> int:
+        return self._first[0].shape[0]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return tuple(self._first[0].shape[1:])
+
+    @property
+    def is_byte(self) -> bool:
+        """Whether images have 8 bits, and are normalized here."""
+        return self._first[0].dtype == torch.uint8
 
     def read(self, index: int, epoch: int, seed: int) -> tuple[Tensor, Tensor]:
         """Return an image in fp32 and its label: ids (*) uint8 or an id () int64.
@@ -223,7 +243,7 @@ class DatasetBatches:
 
         The normalization of a dataset's own images is unknown: their range becomes 0 to 255.
         """
-        if self.dataset.is_normalized_here:
+        if self.dataset.is_byte:
             return unnormalized(image)
         shown = image.permute(1, 2, 0).float()
         low, high = shown.amin(), shown.amax()

@@ -150,6 +150,11 @@ def run_export(command: Export, console: Console) -> int:
 
 
 def _check_options(command: Export, config: Train) -> None:
+    if len(config.sample_size) == 3:
+        raise ValueError(
+            f"export is for images, and {command.run} was trained on volumes: load the weights of "
+            "best/model.safetensors into UNet3d, and export it with torch.export or torch.onnx"
+        )
     if config.task == "classification" and (command.int8 or command.fixed_means):
         raise ValueError(
             "--int8 and --fixed-means are for segmentation, and this run classifies images: omit "

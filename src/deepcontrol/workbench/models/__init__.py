@@ -13,7 +13,7 @@ from .segnet import SegNet
 from .unet import UNet
 from .unet3d import UNet3d
 
-_SEGMENTATION = ("segnet", "classnet", "unet")
+_SEGMENTATION = ("segnet", "classnet", "unet", "unet3d")
 _CIFAR = {
     f"{kind}{depth}": (kind, depth) for kind in ("resnet", "plain") for depth in (20, 56, 110)
 }
@@ -78,6 +78,8 @@ def build(
         return MLP(classes, norm, in_channels * size[0] * size[1], hidden)
     if name == "unet":
         return UNet(classes, width, norm, in_channels)
+    if name == "unet3d":
+        return UNet3d(in_channels, classes, width, norm)
     if name == "resnet18":
         return ResNet18(classes, norm, in_channels, width)
     if in_channels != 3:

@@ -37,6 +37,7 @@ from .tiling import (
     round_up,
     window_grid,
 )
+from .volumes import load_volume_network, predict_volumes
 
 # Norms with statistics of the input that tiles cannot share.
 PER_TILE_NORMS = ("gn", "in", "ln", "frn", "evonorm-s0", "ws+gn")
@@ -179,7 +180,13 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
     ):  # a downloaded run folder must not redirect the output
         raise ValueError(f"{out} is a symbolic link: pass its target with --out to write there")
     device = choose_device(command.device)
-    if load_config(command.run)[0].task == "classification":
+    config = load_config(command.run)[0]
+    if len(config.sample_size) == 3:
+        if command.tile is not None:
+            raise ValueError("--tile is for images: volumes are read in windows of --size")
+        volumes = load_volume_network(command.run, command.checkpoint, device, command.model)
+        return predict_volumes(volumes, command.images, out, console, errors)
+    if config.task == "classification":
         if command.tile is not None:
             raise ValueError("--tile is for segmentation: this run classifies whole images")
         classifier = load_classifier(command.run, command.checkpoint, device, command.model)

@@ -1,6 +1,7 @@
 """Build a run's network, data and loss from its configuration."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from ..data import (
     open_source,
     prepare,
 )
+from ..data.volumes import open_nnunet, read_layout
 from ..losses import (
     LossName,
     class_cross_entropy,
@@ -241,13 +243,37 @@ class Data(NamedTuple):
 def open_sources(config: Train) -> Sources:
     """Open the training and validation sets without reading any image."""
     return Sources(
-        open_split(config, "train", config.train_limit), open_split(config, "val", config.val_limit)
+        open_samples(config, "train", config.train_limit),
+        open_samples(config, "val", config.val_limit),
     )
 
 
+def open_samples(config: Train, split: str, limit: int | None) -> Source | DatasetSplit:
+    """Open one split of the run's dataset, of images or volumes."""
+    if config.data == "nnunet":
+        flip = config.augmentation == "flip"
+        root = data_root(config)
+        return open_nnunet(root, split, config.sample_size, config.val_fraction, limit, flip)
+    return open_split(config, split, limit)
+
+
 def open_split(config: Train, split: str, limit: int | None) -> Source:
-    """Open one split of the run's dataset."""
+    """Open one split of the run's images."""
     return open_source(config.data, split, config.data_root, limit, config.folder_options)
+
+
+def data_root(config: Train) -> Path:
+    """Return the folder of the dataset; raise ValueError if none is given."""
+    if config.data_root is None:
+        raise ValueError(f"{config.data} needs the folder of the dataset: set --data-root")
+    return config.data_root
+
+
+def with_channels(config: Train) -> Train:
+    """Return the settings with the channels that the dataset's own file lists."""
+    if config.data != "nnunet" or config.channels is not None:
+        return config
+    return replace(config, channels=len(read_layout(data_root(config)).channels))
 
 
 def build_data(

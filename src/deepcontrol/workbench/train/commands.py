@@ -15,7 +15,7 @@ from ...nn import saved_bytes
 from ..data import DataName
 from ..folders.runfolder import CONFIG
 from ..sizes import format_size
-from .build import build_model, build_network, open_sources, open_split
+from .build import build_model, build_network, open_samples, open_sources, with_channels
 from .config import Train
 from .config_file import check_code, check_unchanged, load_config
 from .distributed import choose_autocast, choose_device, exit_if_distributed
@@ -70,7 +70,7 @@ class Eval:
 
 def run_train(command: TrainCommand, console: Console) -> int:
     """Train, print the plan of a dry run, or find a learning rate. Return the exit code."""
-    config = Train(**{f.name: getattr(command, f.name) for f in fields(Train)})
+    config = with_channels(Train(**{f.name: getattr(command, f.name) for f in fields(Train)}))
     if command.dry_run:
         if os.environ.get("RANK", "0") == "0":  # torchrun starts several processes
             _print_plan(config, plan(config), console)
@@ -182,7 +182,7 @@ def run_eval(command: Eval, console: Console) -> int:
     for name in ("data_root", "val_limit"):
         if getattr(command, name) is not None:
             config = replace(config, **{name: getattr(command, name)})
-    source = open_split(config, "val", config.val_limit)
+    source = open_samples(config, "val", config.val_limit)
     matrix = evaluate_checkpoint(
         config,
         build_model(config, len(source.classes)),

@@ -19,7 +19,7 @@ from ..data import (
 )
 from ..folders.json_files import MAX_INT
 from ..losses import LossName
-from ..models import CUSTOM, Norm, external_task, is_agc, is_code, is_external, task_of
+from ..models import CUSTOM, Norm, external_task, is_agc, is_code, is_external, task_of, unet3d
 from ..models.unet import TOTAL_STRIDE
 from ..optim import (
     HIGHEST_MOMENTUM,
@@ -36,8 +36,8 @@ EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 3
 
 # Networks of this package, as the study names them. --model takes those of other libraries as well.
 Model = Literal[
-    "segnet", "classnet", "unet", "resnet20", "resnet56", "resnet110", "plain20", "plain56",
-    "plain110", "resnet18", "resnet50", "mlp",
+    "segnet", "classnet", "unet", "unet3d", "resnet20", "resnet56", "resnet110", "plain20",
+    "plain56", "plain110", "resnet18", "resnet50", "mlp",
 ]  # fmt: skip
 Augmentation = Literal["none", "flip", "crop+flip", "strong"]
 
@@ -61,6 +61,12 @@ ADDED_LATER = {
     "minutes": None,
     "recipe": "paper",
 }
+# Options of some datasets only.
+FOLDER_OPTIONS = {
+    "channels": ("folder", "nnunet", *DATASET_NAMES),
+    "fit": ("folder",),
+    "val_fraction": ("folder", "nnunet"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +89,11 @@ class Train:
     """Run folder. An existing run is resumed."""
     model: str = "segnet"
     """Network. To label pixels: segnet, unet (residual), or classnet, which also predicts contours
-    from the dataset's instance labels. To classify images: resnet18, resnet50, resnet20, resnet56,
-    resnet110, mlp, or plain20, plain56, plain110 (without shortcuts). From other libraries:
-    timm:NAME, smp:Unet/resnet34, torchvision:deeplabv3_resnet50. Your own: module:function, called
-    with classes and in_channels. The last four are converted with --norm agc and left as they are
-    with --norm bn."""
+    from the dataset's instance labels. To label volumes: unet3d. To classify images: resnet18,
+    resnet50, resnet20, resnet56, resnet110, mlp, or plain20, plain56, plain110 (without shortcuts).
+    From other libraries: timm:NAME, smp:Unet/resnet34, torchvision:deeplabv3_resnet50. Your own:
+    module:function, called with classes and in_channels. The last four are converted with --norm
+    agc and left as they are with --norm bn."""
     pretrained: bool = False
     """Start from the weights that timm, smp or torchvision has for the network."""
     norm: Norm = "agc"
@@ -95,25 +101,26 @@ class Train:
     (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response Normalization), evonorm-s0,
     ws+gn (weight standardization and GroupNorm), or none."""
     data: Literal[DataName, DatasetName] = "streets"
-    """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`). cityscapes14
-    is Cityscapes with ClassNet's 14 classes. The last four are for classification; imagefolder is a
-    folder with one subfolder of images per class."""
+    """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`). nnunet holds
+    volumes in nnU-Net's raw layout: imagesTr/, labelsTr/, dataset.json. cityscapes14 is Cityscapes
+    with ClassNet's 14 classes. The last four are for classification; imagefolder is a folder with
+    one subfolder of images per class."""
     data_root: Path | None = None
     """Dataset folder. Not needed for streets."""
     size: TrainingSize | None = None
     """Training size. Larger images are cropped; evaluation of segmentation uses windows of this
-    size. None: 256x512 for segmentation, 256x256 for folder, 32x32 for CIFAR, 28x28 for
-    Fashion-MNIST, 224x224 for imagefolder."""
+    size. None: 256x512 for segmentation, 256x256 for folder, 96x96x96 for nnunet, 32x32 for
+    CIFAR, 28x28 for Fashion-MNIST, 224x224 for imagefolder."""
     fit: Fit = "resize"
     """How images of --data folder, of any size, become images of --size. resize: scaled to fit,
     with their aspect ratio; the rest is padded with border pixels that have no label. tile: cut
     into tiles of this size at their own resolution."""
     channels: int | None = None
     """Channels of the images of --data folder. None: 3; gray images are repeated, opacity is
-    dropped."""
+    dropped. Volumes have those of dataset.json."""
     val_fraction: float = 0.2
-    """Share of the images of --data folder for validation, if it has no val/. A hash of the file
-    name selects them, so that new images do not change the split."""
+    """Share of the images of --data folder (if it has no val/) or of the cases of nnunet for
+    validation. A hash of the file name selects them, so that new images do not change the split."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
@@ -260,12 +267,10 @@ class Train:
             )
 
     def _check_options(self) -> None:
-        if self.data != "folder":
-            for name in ("channels", "fit", "val_fraction"):
-                if name == "channels" and self.data in DATASET_NAMES:
-                    continue
-                if getattr(self, name) != ADDED_LATER[name]:
-                    raise ValueError(f"--{flag_name(name)} is for --data folder, not {self.data}")
+        for name, data in FOLDER_OPTIONS.items():
+            if self.data not in data and getattr(self, name) != ADDED_LATER[name]:
+                shown = " and ".join(own for own in data if own not in DATASET_NAMES)
+                raise ValueError(f"--{flag_name(name)} is for --data {shown}, not {self.data}")
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"--val-fraction must be between 0 and 1, got {self.val_fraction}")
         if self.data in DATASET_NAMES:
@@ -316,12 +321,15 @@ class Train:
         if min(self.sample_size) < MIN_SIDE and not is_own:
             size = format_value(self.sample_size)
             raise ValueError(f"--size must be at least {MIN_SIDE}x{MIN_SIDE}, got {size}")
+        self._check_volumes()
         # UNet pads other sizes, but a file exported from it takes none of them.
-        if self.model == "unet" and any(side % TOTAL_STRIDE for side in self.image_size):
-            near = tuple(max(1, round(a / TOTAL_STRIDE)) * TOTAL_STRIDE for a in self.image_size)
+        strides = {"unet": TOTAL_STRIDE, "unet3d": unet3d.TOTAL_STRIDE}
+        stride = strides.get(self.model, 1)
+        if any(side % stride for side in self.sample_size):
+            near = tuple(max(2, round(a / stride)) * stride for a in self.sample_size)
             raise ValueError(
-                f"--size must be multiples of {TOTAL_STRIDE} for unet, got "
-                f"{format_value(self.image_size)}: try {format_value(near)}"
+                f"--size must be multiples of {stride} for {self.model}, got "
+                f"{format_value(self.sample_size)}: try {format_value(near)}"
             )
         if self.augment == "crop+flip":
             raise ValueError(
@@ -330,6 +338,25 @@ class Train:
             )
         if self.loss != "ce" and self.model == "classnet":
             raise ValueError(f"--model classnet has a loss of its own: omit --loss {self.loss}")
+
+    def _check_volumes(self) -> None:
+        """Check that network, data and size are all for volumes, or all for images."""
+        is_volume = len(self.sample_size) == 3
+        if self.data not in DATASET_NAMES and is_volume != (self.data == "nnunet"):
+            raise ValueError(
+                f"--data {self.data} needs a --size of {3 if self.data == 'nnunet' else 2} numbers,"
+                f" got {format_value(self.sample_size)}"
+            )
+        if self.model != CUSTOM and is_volume != (self.model == "unet3d"):
+            kind = "volumes" if is_volume else "images"
+            other = "unet3d" if is_volume else "unet or segnet"
+            raise ValueError(
+                f"--model {self.model} is not for {kind}, which --data {self.data} has: use {other}"
+            )
+        if is_volume and self.augmentation == "strong":
+            raise ValueError("--augment strong is for images, not for volumes: use flip or none")
+        if is_volume and self.init != "he":
+            raise ValueError(f"--init {self.init} is for images, not for volumes: use he")
 
     def _check_classification(self) -> None:
         if self.init == "unit":

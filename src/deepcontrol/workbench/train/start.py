@@ -19,6 +19,7 @@ from ...nn import param_groups
 from ...step import TrainingStep
 from ..data import BatchStream, DatasetSplit, Source
 from ..data.folder import FolderSource
+from ..data.volumes import VolumeSplit
 from ..folders import records, runfolder
 from ..folders.json_files import read_bytes
 from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS
@@ -345,6 +346,8 @@ def derived_values(
 
 def derived_from_source(source: Source | DatasetSplit) -> dict[str, Any]:
     """Return the values that `deepcontrol predict` needs to read images as the source does."""
+    if isinstance(source, VolumeSplit):
+        return {"intensities": {str(k): list(v) for k, v in source.dataset.intensities.items()}}
     if not isinstance(source, FolderSource) or source.class_file.value_range is None:
         return {}
     return {"value_range": list(source.class_file.value_range)}

@@ -19,7 +19,15 @@ from ..folders import records, runfolder
 from ..metrics import ConfusionMatrix
 from ..models import CUSTOM, ExternalNetwork, Norm
 from ..terminal import SafeConsole
-from .build import Sources, build_model, evaluation_batches, load, move_, open_sources
+from .build import (
+    Sources,
+    build_model,
+    evaluation_batches,
+    load,
+    move_,
+    open_sources,
+    with_channels,
+)
 from .checkpoint import load_of_run
 from .config import Train
 from .distributed import choose_autocast, choose_device
@@ -84,6 +92,7 @@ class Trainer:
                 raise ValueError("classes are for your own datasets: pass train and val as well")
             if model is not None:
                 config = replace(config, model=CUSTOM, norm=norm_of(model))
+            config = with_channels(config)
             sources = open_sources(config)
         if model is not None:
             model = _returning_logits(model, config, len(sources.train.classes))
