@@ -1,7 +1,8 @@
 """Labeled images: datasets, cache, augmentation, batches.
 
-Segmentation: streets, CamVid, Cityscapes, folders of images and masks, volumes. Classification:
-CIFAR, Fashion-MNIST, folders of images. From Python: any torch Dataset of (image, label) pairs.
+Segmentation: streets, CamVid, Cityscapes, folders of images and masks, COCO annotations, volumes.
+Classification: CIFAR, Fashion-MNIST, folders of images. From Python: any torch Dataset of
+(image, label) pairs.
 """
 
 from dataclasses import replace
@@ -15,6 +16,7 @@ from .camvid import open_camvid
 from .cifar import open_cifar
 from .cityscapes import open_cityscapes
 from .classification import ClassificationBatches, CropFlip
+from .coco import open_coco
 from .dataset import DatasetBatches, DatasetSplit, LabeledImages
 from .decoded import DecodedFiles
 from .fashion import open_fashion
@@ -25,7 +27,7 @@ from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task, disti
 from .streets import open_streets
 
 DataName = Literal[
-    "streets", "camvid", "cityscapes", "cityscapes14", "folder", "nnunet",
+    "streets", "camvid", "cityscapes", "cityscapes14", "folder", "coco", "nnunet",
     "cifar10", "cifar100", "fashion-mnist", "imagefolder",
 ]  # fmt: skip
 NAMES: tuple[str, ...] = get_args(DataName)
@@ -35,7 +37,7 @@ DATASET_NAMES: tuple[str, ...] = get_args(DatasetName)
 # Default size of the images for training.
 DEFAULT_SIZES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("streets", "camvid", "cityscapes", "cityscapes14"), (256, 512)),
-    "folder": (256, 256),
+    **dict.fromkeys(("folder", "coco"), (256, 256)),
     "nnunet": (96, 96, 96),
     "cifar10": (32, 32),
     "cifar100": (32, 32),
@@ -104,7 +106,7 @@ def open_source(
             have no validation set: "val" is their test set, on which the literature reports errors.
         root: Dataset folder. Streets needs none.
         limit: Use only the first `limit` samples.
-        folder: How to read a dataset of the name "folder".
+        folder: How to read the datasets "folder" and "coco".
 
     Raises:
         ValueError: The name, the split or the limit is invalid, or `root` is missing.
@@ -127,6 +129,8 @@ def open_source(
         raise ValueError(f"{name} needs the folder of the dataset: set --data-root")
     if name == "folder":
         return open_folder(root, split, folder, limit)
+    if name == "coco":
+        return open_coco(root, split, folder, limit)
     files: PairedFiles | DecodedFiles | ImageFolder
     if name == "camvid":
         files = open_camvid(root, split)

@@ -236,14 +236,19 @@ def make_source(
     root: Path, split: str, class_file: ClassFile, files: Sequence[Files], options: FolderOptions
 ) -> FolderSource:
     """Return the source of these files, and cut them into tiles if the options say so."""
-    places = [Place(i) for i in range(len(files))]
-    if options.tile is not None:
-        places = [
-            Place(i, top, left)
-            for i, own in enumerate(files)
-            for top, left in tile_corners(size_of(own.image), options.tile)
-        ]
-    return FolderSource(f"folder-{split}", root, class_file, tuple(files), tuple(places), options)
+    places = find_places(files, options)
+    return FolderSource(f"folder-{split}", root, class_file, tuple(files), places, options)
+
+
+def find_places(files: Sequence[Files], options: FolderOptions) -> tuple[Place, ...]:
+    """Return the samples of these files: one per image, or its tiles."""
+    if options.tile is None:
+        return tuple(Place(i) for i in range(len(files)))
+    return tuple(
+        Place(i, top, left)
+        for i, own in enumerate(files)
+        for top, left in tile_corners(size_of(own.image), options.tile)
+    )
 
 
 def common_channels(images: Sequence[Path]) -> int:

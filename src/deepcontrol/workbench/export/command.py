@@ -283,7 +283,7 @@ def _resizing(config: Train) -> str | None:
     height, width = config.image_size
     if config.task == "classification":
         return f"to cover {height}x{width}, cropped at the center"
-    if config.data == "folder" and config.fit == "resize":
+    if config.has_own_images and config.fit == "resize":
         return (
             f"to fit into {height}x{width} with the aspect ratio of the image, padded at the "
             "bottom and right with its border pixels"

@@ -150,7 +150,7 @@ def load_network(
     trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)
     needs_window = trained_on_crops and config.norm in CROP_DEPENDENT_NORMS
     network = Network(model.eval().to(device), classes, palette, config.norm)
-    if config.data == "folder":
+    if config.has_own_images:
         network = replace(network, pixels=PixelFormat.of_run(config.in_channels, derived))
         if config.fit == "resize":
             return replace(network, resized_to=config.image_size)

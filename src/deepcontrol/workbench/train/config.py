@@ -63,9 +63,9 @@ ADDED_LATER = {
 }
 # Options of some datasets only.
 FOLDER_OPTIONS = {
-    "channels": ("folder", "nnunet", *DATASET_NAMES),
-    "fit": ("folder",),
-    "val_fraction": ("folder", "nnunet"),
+    "channels": ("folder", "coco", "nnunet", *DATASET_NAMES),
+    "fit": ("folder", "coco"),
+    "val_fraction": ("folder", "coco", "nnunet"),
 }
 
 
@@ -101,26 +101,27 @@ class Train:
     (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response Normalization), evonorm-s0,
     ws+gn (weight standardization and GroupNorm), or none."""
     data: Literal[DataName, DatasetName] = "streets"
-    """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`). nnunet holds
-    volumes in nnU-Net's raw layout: imagesTr/, labelsTr/, dataset.json. cityscapes14 is Cityscapes
-    with ClassNet's 14 classes. The last four are for classification; imagefolder is a folder with
-    one subfolder of images per class."""
+    """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`), coco images
+    with COCO's JSON, and nnunet volumes in nnU-Net's raw layout. cityscapes14 is Cityscapes with
+    ClassNet's 14 classes. The last four are for classification; imagefolder is a folder with one
+    subfolder of images per class."""
     data_root: Path | None = None
     """Dataset folder. Not needed for streets."""
     size: TrainingSize | None = None
     """Training size. Larger images are cropped; evaluation of segmentation uses windows of this
-    size. None: 256x512 for segmentation, 256x256 for folder, 96x96x96 for nnunet, 32x32 for
-    CIFAR, 28x28 for Fashion-MNIST, 224x224 for imagefolder."""
+    size. None: 256x512 for segmentation, 256x256 for folder and coco, 96x96x96 for nnunet, 32x32
+    for CIFAR, 28x28 for Fashion-MNIST, 224x224 for imagefolder."""
     fit: Fit = "resize"
-    """How images of --data folder, of any size, become images of --size. resize: scaled to fit,
-    with their aspect ratio; the rest is padded with border pixels that have no label. tile: cut
-    into tiles of this size at their own resolution."""
+    """How images of --data folder or coco, of any size, become images of --size. resize: scaled to
+    fit, with their aspect ratio; the rest is padded with border pixels that have no label. tile:
+    cut into tiles of this size at their own resolution."""
     channels: int | None = None
-    """Channels of the images of --data folder. None: 3; gray images are repeated, opacity is
-    dropped. Volumes have those of dataset.json."""
+    """Channels of the images of --data folder or coco. None: 3; gray images are repeated, opacity
+    is dropped. Volumes have those of dataset.json."""
     val_fraction: float = 0.2
-    """Share of the images of --data folder (if it has no val/) or of the cases of nnunet for
-    validation. A hash of the file name selects them, so that new images do not change the split."""
+    """Share of the images for validation: of --data folder and coco if they have no val/, and of
+    the cases of nnunet. A hash of the file name selects them, so that new images do not change the
+    split."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
@@ -378,6 +379,11 @@ class Train:
         if is_external(self.model):
             return external_task(self.model) or data_task(self.data)
         return task_of(self.model)
+
+    @property
+    def has_own_images(self) -> bool:
+        """Whether `fit` and `channels` say how to read images of any size and kind."""
+        return self.data in FOLDER_OPTIONS["fit"]
 
     @property
     def folder_options(self) -> FolderOptions:
