@@ -38,9 +38,10 @@ class Check:
     """Read a whole dataset and list all its faults.
 
     Recognizes CamVid (train/, trainannot/, ...), Cityscapes (leftImg8bit/, gtFine/), images with
-    masks (images/, masks/), CIFAR (data_batch_1.bin, ...), Fashion-MNIST
-    (train-images-idx3-ubyte.gz, ...) and image folders (train/CLASS/, val/CLASS/, or CLASS/), and
-    reads all splits. The exit code is 1 if there is a fault.
+    masks (images/, masks/), COCO (annotations/), nnU-Net's volumes (imagesTr/, labelsTr/), CIFAR
+    (data_batch_1.bin, ...), Fashion-MNIST (train-images-idx3-ubyte.gz, ...) and image folders
+    (train/CLASS/, val/CLASS/, or CLASS/), and reads all splits. The exit code is 1 if there is a
+    fault.
     """
 
     folder: tyro.conf.Positional[Path]

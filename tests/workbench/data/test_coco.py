@@ -150,6 +150,14 @@ def test_faults_of_the_layout(root: Path, tmp_path_factory: pytest.TempPathFacto
         open_coco(root, "train")
 
 
+def test_check(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", str(root)]) == 0
+    assert "coco; valid samples: train 4, val 2" in " ".join(capsys.readouterr().out.split())
+    change(root, annotations__segmentation=[])
+    assert main(["data", "check", str(root)]) == 1
+    assert "annotation 0 has no segmentation" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.slow
 def test_train_and_predict(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"

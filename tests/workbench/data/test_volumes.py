@@ -174,6 +174,20 @@ def test_train_eval_and_report(
     assert "export is for images" in capsys.readouterr().err
 
 
+def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path, cases=3)
+    assert main(["data", "check", str(tmp_path)]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "nnunet; valid samples: train 2, val 1" in output
+    assert "resample" not in output
+    labels = tmp_path / "labelsTr" / "case1.nii.gz"
+    write(labels, read_nifti(labels), np.diag([2.0, 1.5, 9.0, 1.0]))
+    assert main(["data", "check", str(tmp_path)]) == 0
+    assert "resample the volumes to one voxel size" in " ".join(capsys.readouterr().out.split())
+    write(labels, np.full(SHAPE, 7, np.uint8))
+    assert main(["data", "check", str(tmp_path)]) == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -158,6 +158,12 @@ def open_coco(
 # Layout
 
 
+def is_coco(root: Path) -> bool:
+    """Return whether a folder has COCO annotations."""
+    files = ("annotations.json", "_annotations.coco.json", "train/_annotations.coco.json")
+    return any((root / name).is_file() for name in files) or any(root.glob("annotations/*.json"))
+
+
 def find_annotations(root: Path) -> dict[str, Path]:
     """Return the JSON file of each split, which may be one file for both.
 

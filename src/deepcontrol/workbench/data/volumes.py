@@ -325,7 +325,6 @@ def read_nifti(path: Path) -> NDArray[np.float32]:
         raise DataError(path, f"cannot be read as NIfTI ({error})") from error
 
 
-@lru_cache(maxsize=4096)
 def volume_shape(path: Path) -> Shape:
     """Return the size (D, H, W) of a NIfTI file from its header."""
     try:
@@ -334,9 +333,20 @@ def volume_shape(path: Path) -> Shape:
         raise DataError(path, f"cannot be read as NIfTI ({error})") from error
 
 
-@lru_cache(maxsize=64)  # mapped files, which take no memory of their own
+def spacing(path: Path) -> tuple[float, ...]:
+    """Return the size of a voxel (D, H, W) from the header of a NIfTI file, mostly in mm."""
+    return tuple(float(side) for side in nibabel().load(path).header.get_zooms()[2::-1])
+
+
 def load_case(case: Case, layout: Layout) -> Volume:
     """Return a decoded case. The cache on disk is written when it is missing or damaged."""
+    files = [path.stat() for path in (*case.images, case.labels)]
+    return _load_case(case, layout, tuple((file.st_size, file.st_mtime_ns) for file in files))
+
+
+@lru_cache(maxsize=64)  # mapped files, which take no memory of their own
+def _load_case(case: Case, layout: Layout, stamps: tuple[tuple[int, int], ...]) -> Volume:
+    """Return a decoded case; `stamps` change with its files."""
     key = fingerprint((*case.images, case.labels), salt=repr(layout))
     stem = default_folder() / "volumes" / f"{case.name}-{key}"
     paths = [stem.with_name(f"{stem.name}.{part}.npy") for part in ("image", "labels")]
