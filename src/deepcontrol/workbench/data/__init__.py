@@ -119,14 +119,17 @@ def open_source(
         )
     if name not in NAMES:
         raise ValueError(f"unknown dataset {name!r}: choose one of {', '.join(NAMES)}")
-    if name == "nnunet":
-        raise ValueError("nnunet has volumes, expected a dataset of images: use --data folder")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     if name == "streets":
         return open_streets(split, limit)  # generated on demand, so any limit is possible
     if root is None:
         raise ValueError(f"{name} needs the folder of the dataset: set --data-root")
+    if name == "nnunet":
+        raise ValueError(
+            f"nnunet has volumes, so its split {split!r} cannot be opened as images: expected "
+            "another dataset"
+        )
     if name == "folder":
         return open_folder(root, split, folder, limit)
     if name == "coco":

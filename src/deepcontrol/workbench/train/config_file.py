@@ -12,7 +12,8 @@ from ..folders.json_files import write_json
 from ..folders.runfolder import CONFIG, read_config
 from ..models import CUSTOM, is_code
 from ..optim import recipe
-from .config import ADDED_LATER, Train, flag_name, format_value
+from .config import Train, flag_name, format_value
+from .settings import ADDED_LATER
 
 FORMAT = 1  # format version of config.json
 # Fields that may change when a run is resumed, because no result depends on them. A run with more

@@ -24,7 +24,7 @@ from torch.func import functional_call, vmap
 from ...step import WARMUP_STEPS
 from ..folders import runfolder
 from ..folders.runlock import RunLock
-from .config import ADDED_LATER, Train
+from .config import Train
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib
 from .faults import FaultError, GuardStatus, is_out_of_memory
@@ -32,6 +32,7 @@ from .interrupts import Interrupts, Stopped, interrupts
 from .loop import finish_epoch
 from .progress import Display, step_status
 from .run import TrainingRun
+from .settings import ADDED_LATER
 from .start import claim_folder, is_finished, load_started_config, open_run
 
 VARIED = ("seed", "lr", "out")  # settings in which the networks may differ
