@@ -95,7 +95,7 @@ class Train(Settings):
     def _check_options(self) -> None:
         for name, data in FOLDER_OPTIONS.items():
             if self.data not in data and getattr(self, name) != ADDED_LATER[name]:
-                shown = " and ".join(own for own in data if own not in DATASET_NAMES)
+                shown = ", ".join(own for own in data if own not in DATASET_NAMES)
                 raise ValueError(f"--{flag_name(name)} is for --data {shown}, not {self.data}")
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"--val-fraction must be between 0 and 1, got {self.val_fraction}")
