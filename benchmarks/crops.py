@@ -22,7 +22,7 @@ from deepcontrol.workbench.folders.records import read_records
 from deepcontrol.workbench.folders.runfolder import METRICS
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.evaluate import evaluating, predict
 
 
@@ -63,7 +63,7 @@ def measure(
         "split": split,
         "data": config.data,
         "trained_on": "x".join(map(str, config.image_size)),
-        "images": "x".join(map(str, batches.cache.size)),
+        "images": "x".join(map(str, batches.dataset.size)),
         "width": config.width,
         "batch": config.batch_size,
         "init": config.init,

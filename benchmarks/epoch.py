@@ -30,7 +30,8 @@ from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.loop import save, train_epoch
 from deepcontrol.workbench.train.progress import Display
-from deepcontrol.workbench.train.run import TrainingRun, open_run
+from deepcontrol.workbench.train.run import TrainingRun
+from deepcontrol.workbench.train.start import open_run
 
 MAX_VALIDATION_IMAGES = 64  # enough to time the evaluation
 LR = 1e-4  # low, because many epochs over few images must not diverge
@@ -99,7 +100,7 @@ def measure(run: TrainingRun, turns: int) -> dict[str, Any]:
     _, evaluation = (
         seconds(lambda: evaluate(run.model, run.val, run.step.autocast)) for _ in range(2)
     )
-    images = len(run.train.cache)
+    images = len(run.train.dataset)
     return {
         "images_per_s_bare": f"{images / statistics.median(bare):.2f}",
         "images_per_s_epoch": f"{images / statistics.median(epoch):.2f}",
@@ -107,7 +108,7 @@ def measure(run: TrainingRun, turns: int) -> dict[str, Any]:
         "rest_to_bare": f"{statistics.median(rest) / statistics.median(bare):.4f}",
         "lowest": f"{min(ratios):.4f}",
         "highest": f"{max(ratios):.4f}",
-        "images_per_s_evaluation": f"{len(run.val.cache) / evaluation:.2f}",
+        "images_per_s_evaluation": f"{len(run.val.dataset) / evaluation:.2f}",
         "engine": "eager" if run.step.why_eager else run.config.engine,
     }
 

@@ -18,13 +18,14 @@ import torch
 
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.bench.results import write_results
-from deepcontrol.workbench.data import Augment, Batch, Batches, Cache, prepare
+from deepcontrol.workbench.data import Augment, Batch, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.folders.records import read_records
 from deepcontrol.workbench.folders.runfolder import METRICS
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.train.build import build_objective, open_sources
-from deepcontrol.workbench.train.config import Train, load_config
+from deepcontrol.workbench.train.build import build_objective
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.evaluate import evaluate
 
 WAYS = ("none", "crops", "whole images", "both")
@@ -45,7 +46,13 @@ def main() -> None:
     config, _ = load_config(flags.run)
     if flags.data_root is not None:
         config = replace(config, data_root=flags.data_root)
-    train, val = (prepare(source, config.image_size) for source in open_sources(config))
+    options = config.folder_options
+    train, val = (
+        prepare(
+            open_source(config.data, split, config.data_root, limit, options), config.image_size
+        )
+        for split, limit in (("train", config.train_limit), ("val", config.val_limit))
+    )
     rows = []
     for way in WAYS:
         epochs = 0 if way == WAYS[0] else flags.epochs

@@ -130,7 +130,7 @@ def train_network(
         seed=seed,
     )
     model = build_model(config, len(train.classes))
-    scale_to_images_(model, config, train)
+    scale_to_images_(model, config, Batches(train, 1))
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -68,6 +68,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.models",
         f"{W}.optim",
         f"{W}.sizes",
+        f"{W}.terminal",
     },
     f"{W}.errors": {f"{W}.train"},
     f"{W}.data_init": {f"{W}.data", f"{W}.folders"},

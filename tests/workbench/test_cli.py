@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from deepcontrol.workbench.cli import COMMANDS, main
-from deepcontrol.workbench.train.config import Train, save_config
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import save_config
 
 WITHOUT = """
 import sys

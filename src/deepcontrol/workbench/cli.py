@@ -15,7 +15,7 @@ from rich.table import Table
 
 from . import helptext
 from .bench import Bench, run_bench
-from .data import DataName, open_source
+from .data import DATASET_NAMES, DataName, open_source
 from .data.inspect import check, contact_sheet
 from .data_init import Init, run_init
 from .doctor import Doctor, run_doctor
@@ -30,7 +30,7 @@ from .study.command import run_reproduce
 from .study.settings import Reproduce
 from .terminal import SafeConsole, printable
 from .train.commands import Eval, TrainCommand, run_eval, run_train
-from .train.config import check_code, load_config
+from .train.config_file import check_code, load_config
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,10 @@ class Check:
     """Read a whole dataset and list all its faults.
 
     Recognizes CamVid (train/, trainannot/, ...), Cityscapes (leftImg8bit/, gtFine/), images with
-    masks (images/, masks/), CIFAR (data_batch_1.bin, ...), Fashion-MNIST
-    (train-images-idx3-ubyte.gz, ...) and image folders (train/CLASS/, val/CLASS/, or CLASS/), and
-    reads all splits. The exit code is 1 if there is a fault.
+    masks (images/, masks/), COCO (annotations/), nnU-Net's volumes (imagesTr/, labelsTr/), CIFAR
+    (data_batch_1.bin, ...), Fashion-MNIST (train-images-idx3-ubyte.gz, ...) and image folders
+    (train/CLASS/, val/CLASS/, or CLASS/), and reads all splits. The exit code is 1 if there is a
+    fault.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -158,7 +159,13 @@ def parse(args: list[str]) -> object:
     name, *flags = args
     shared: dict[str, Any] = {"prog": f"deepcontrol {name}", "config": CONFIGURATION}
     if name == "train" and (run := _run_folder(flags)) is not None and (run / CONFIG).exists():
-        before = TrainCommand(**vars(load_config(run)[0]))
+        started = load_config(run)[0]
+        if started.data in DATASET_NAMES:
+            raise ValueError(
+                f"{run} was started from Python with a torch Dataset, which this command cannot "
+                "open: resume it with deepcontrol.workbench.train.Trainer, or choose another --out"
+            )
+        before = TrainCommand(**vars(started))
         command = helptext.parse(TrainCommand, flags, before, **shared)
         given = any(flag.partition("=")[0] == "--model" for flag in flags)
         check_code(command, run, command.model if given else None)
@@ -191,7 +198,7 @@ def _run_folder(flags: list[str]) -> Path | None:
 def overview() -> Any:
     """Return a type from which tyro lists all commands, one line each."""
     commands = (
-        Annotated[settings, tyro.conf.subcommand(name, description=summary)]
+        Annotated[helptext.tidied(settings), tyro.conf.subcommand(name, description=summary)]
         for name, (settings, summary) in COMMANDS.items()
     )
     return Union[tuple(commands)]  # noqa: UP007

@@ -61,15 +61,17 @@ def parse(settings: type[T], args: list[str], default: T | None = None, **option
     """
     if not dataclasses.fields(settings):  # type: ignore[arg-type]
         return tyro.cli(settings, args=args, registry=REGISTRY, **options)
-    tidy = _tidied(settings)
+    tidy = tidied(settings)
     if default is not None:
         options["default"] = tidy(**vars(default))
     found = tyro.cli(tidy, args=args, registry=REGISTRY, **options)
     return settings(**vars(found))
 
 
-def _tidied(settings: type[T]) -> type[Any]:
+def tidied(settings: type[T]) -> type[Any]:
     """Return a subclass whose fields have joined descriptions, and no default None."""
+    if not dataclasses.fields(settings):  # type: ignore[arg-type]
+        return settings
     hints = typing.get_type_hints(settings, include_extras=True)
     texts = _descriptions(settings)
     annotations, values = {}, {}
@@ -82,7 +84,10 @@ def _tidied(settings: type[T]) -> type[Any]:
         if about.help_behavior_hint is None and _is_unset(field.default):
             changes["help_behavior_hint"] = _hint
         tidied = dataclasses.replace(about, **changes)
-        annotations[field.name] = Annotated[hints[field.name], tidied]
+        kind = hints[field.name]
+        if field.default is None:
+            kind = kind | None  # a field that is filled in later is typed without None
+        annotations[field.name] = Annotated[kind, tidied]
         if field.default is not dataclasses.MISSING:
             values[field.name] = field.default
     body = {"__annotations__": annotations, "__doc__": settings.__doc__, **values}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,44 @@ ONE_CYCLE_RISE, ONE_CYCLE_START = 0.3, 1 / 25
 
 Schedule = Literal["constant", "cosine", "poly", "onecycle"]
 OptimizerName = Literal["sgd", "adamw"]
+RecipeName = Literal["paper", "recommended"]
+
+
+class Recipe(NamedTuple):
+    """Settings of the optimizer that go together."""
+
+    schedule: Schedule
+    warmup_epochs: float
+    weight_decay: float
+
+
+def recipe(
+    name: RecipeName,
+    epochs: int,
+    optimizer: OptimizerName = "sgd",
+    schedule: Schedule | None = None,
+) -> Recipe:
+    """Return the settings of a recipe.
+
+    The paper has a constant learning rate and no weight decay. Recommended are a warm-up of one
+    epoch, or of a tenth of a short run, then half a cosine, and weight decay of the filters. The
+    learning rate (`default_lr`) and the momentum are the same.
+
+    Args:
+        name: "paper" or "recommended".
+        epochs: Epochs of the run.
+        optimizer: AdamW, whose decay does not depend on the gradients, has more of it.
+        schedule: The schedule, if it is chosen already. onecycle has a rise of its own.
+
+    >>> recipe("recommended", epochs=150)
+    Recipe(schedule='cosine', warmup_epochs=1.0, weight_decay=0.0001)
+    >>> recipe("recommended", epochs=4, optimizer="adamw", schedule="onecycle")
+    Recipe(schedule='onecycle', warmup_epochs=0.0, weight_decay=0.01)
+    """
+    if name == "paper":
+        return Recipe(schedule or "constant", 0.0, 0.0)
+    warmup = 0.0 if schedule == "onecycle" else min(1.0, epochs / 10)
+    return Recipe(schedule or "cosine", warmup, 0.01 if optimizer == "adamw" else 1e-4)
 
 
 def learning_rate(batch_size: int) -> float:

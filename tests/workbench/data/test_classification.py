@@ -55,14 +55,14 @@ def test_augmented_images_equal_the_plain_reference() -> None:
     assert labels.dtype == torch.int64
     for place, index in enumerate(data.order(3)):
         expected = cropped(
-            data.cache.images[index],
+            data.dataset.images[index],
             int(views.top[index]),
             int(views.left[index]),
             bool(views.flip[index]),
         )
         pixels = images[place].permute(1, 2, 0) * PIXEL_STD + PIXEL_MEAN
         assert np.array_equal(pixels.round().to(torch.uint8).numpy(), expected)
-        assert labels[place] == data.cache.labels[index]
+        assert labels[place] == data.dataset.labels[index]
 
 
 def test_views_are_uniform_and_differ_between_epochs() -> None:
@@ -107,7 +107,7 @@ def test_chunks_and_workers_do_not_change_batches(batch_size: int, augmented: bo
 def test_evaluation_is_in_order() -> None:
     data = batches(crop_flip=None)
     labels = torch.cat([batch.labels for batch in data.epoch(7)])
-    assert labels.tolist() == data.cache.labels.tolist()
+    assert labels.tolist() == data.dataset.labels.tolist()
 
 
 def test_epochs_have_all_samples_in_another_order() -> None:

@@ -9,7 +9,8 @@ from deepcontrol.workbench.data.cityscapes import CLASSES, PALETTE
 from deepcontrol.workbench.models import classnet, segnet
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import Checkpoint, save_best
-from deepcontrol.workbench.train.config import Train, save_config
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import save_config
 
 
 def make_run(folder: Path, model: str = "segnet", norm: str = "agc") -> Path:

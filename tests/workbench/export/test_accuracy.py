@@ -12,7 +12,8 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.export.check import RunImages, compare_accuracy, in_windows
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import Checkpoint, save_best
-from deepcontrol.workbench.train.config import Train, save_config
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import save_config
 from deepcontrol.workbench.train.evaluate import evaluate
 from tests.noise import make_camvid
 

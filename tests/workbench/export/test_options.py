@@ -7,7 +7,7 @@ import pytest
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.export.check import RunImages
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.config_file import load_config
 from tests.workbench.export.conftest import make_run
 
 

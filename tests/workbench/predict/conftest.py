@@ -10,7 +10,8 @@ from PIL import Image
 from deepcontrol.workbench.data import open_source
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import Checkpoint, save_best, save_last
-from deepcontrol.workbench.train.config import Train, save_config
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import save_config
 
 COLORS = [[200, 0, 0], [0, 200, 0], [0, 0, 200]]
 

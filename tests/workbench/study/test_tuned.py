@@ -16,7 +16,7 @@ from deepcontrol.workbench.study.measures import FINAL, Curve
 from deepcontrol.workbench.study.rules import Check, Evidence, choose, measure_contender
 from deepcontrol.workbench.study.settings import PRESETS, Reproduce
 from deepcontrol.workbench.study.sweeps import SweepSpec
-from deepcontrol.workbench.train.config import save_config
+from deepcontrol.workbench.train.config_file import save_config
 from deepcontrol.workbench.train.interrupts import Interrupts
 from tests.workbench.study.test_jobs import Instant, states
 

@@ -31,7 +31,7 @@ from deepcontrol.workbench.train.checkpoint import (
     save_best,
     save_last,
 )
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.ema import MovingAverage
 from deepcontrol.workbench.train.snapshot import Position, restore, snapshot

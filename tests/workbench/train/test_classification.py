@@ -39,7 +39,7 @@ from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.layer_stats import LayerStats
 from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
-from deepcontrol.workbench.train.run import open_run
+from deepcontrol.workbench.train.start import open_run
 from tests.noise import make_cifar
 from tests.processes import WORLD, run_two
 from tests.workbench.train.classifiers import STEPS, TRAIN, VAL, command, tiny, train_here

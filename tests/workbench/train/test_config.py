@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.train.config import (
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import (
     ConfigChangedError,
-    Train,
     changed_settings,
     check_unchanged,
     differences,
@@ -91,8 +91,8 @@ def test_out_is_always_the_folder_itself(run: Path) -> None:
         ({"model": "smp:Unet", "norm": "gn"}, "smp:Unet supports --norm agc and bn, not gn"),
         ({"model": "smp:Unet", "width": 0.5}, "--width is not for --model smp:Unet"),
         ({"pretrained": True}, "--pretrained is for timm:, smp: and torchvision:, not segnet"),
-        ({"channels": 5}, "--channels is for --data folder, not camvid"),
-        ({"fit": "tile"}, "--fit is for --data folder, not camvid"),
+        ({"channels": 5}, "--channels is for --data folder, coco, nnunet, not camvid"),
+        ({"fit": "tile"}, "--fit is for --data folder, coco, not camvid"),
         ({"data": "folder", "val_fraction": 1.0}, "--val-fraction must be between 0 and 1"),
         ({"ema": 1.0}, "--ema must be between 0 and 1, such as 0.999; got 1.0"),
         ({"accumulate": 9}, "--accumulate must be at most --batch-size 4"),

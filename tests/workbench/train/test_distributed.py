@@ -17,14 +17,14 @@ from deepcontrol.workbench.data import VOID, Batch
 from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.train.build import Objective, build_data, build_model, open_sources
 from deepcontrol.workbench.train.checkpoint import load
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
-from deepcontrol.workbench.train.run import open_run
 from deepcontrol.workbench.train.snapshot import load_weights
+from deepcontrol.workbench.train.start import open_run
 from tests.processes import DEADLOCK, WORLD, run_two
 from tests.workbench.train.launched import SHUTDOWN
 from tests.workbench.train.runs import command, differences, metrics, same, tiny
@@ -128,7 +128,7 @@ def test_two_processes_match_one(tmp_path: Path) -> None:
     # 3 validation images in batches of 2: in the last batch one process has no image.
     single = Group(torch.device("cpu"))
     config = tiny()
-    labels = build_data(config, open_sources(config), single, lambda *_: None).val.cache.labels
+    labels = build_data(config, open_sources(config), single, lambda *_: None).val.dataset.labels
     for found in shared:
         assert torch.equal(found["counts"], counts(single))
         assert found["counts"].sum() == (labels != VOID).sum()

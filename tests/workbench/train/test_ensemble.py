@@ -20,7 +20,8 @@ from deepcontrol.workbench.models import NORMS
 from deepcontrol.workbench.optim import set_lr
 from deepcontrol.workbench.study.arms import Arm
 from deepcontrol.workbench.study.jobs import Job, finished_curve
-from deepcontrol.workbench.train.config import ConfigChangedError, Train, load_config
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import ConfigChangedError, load_config
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.ensemble import (
     VectorizedNetworks,

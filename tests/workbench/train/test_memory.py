@@ -25,7 +25,7 @@ def test_impossible_sizes_are_refused(
     def decode(*args: Any) -> None:
         pytest.fail("the images were decoded")
 
-    monkeypatch.setattr("deepcontrol.workbench.train.run.build_data", decode)
+    monkeypatch.setattr("deepcontrol.workbench.train.start.build_data", decode)
     assert main(command(run, size=size)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert f"a step with 2 images of {size} needs at least" in line

@@ -1,5 +1,6 @@
 """Optimizers, schedules, losses, moving average and accumulation: exact, and resumed exactly."""
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import pytest
 import torch
 
 from deepcontrol.step import TrainingStep
-from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.cli import main, parse
 from deepcontrol.workbench.data import NO_CLASS, VOID
-from deepcontrol.workbench.models import build
+from deepcontrol.workbench.models import UNet, build
+from deepcontrol.workbench.train import Train
 from deepcontrol.workbench.train.build import Objective
 from deepcontrol.workbench.train.checkpoint import CheckpointError, load
+from deepcontrol.workbench.train.config_file import from_json, to_json
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.ema import MovingAverage
 from tests.workbench.train.runs import command, differences, metrics, signal_at_step, train_here
@@ -102,6 +105,54 @@ def test_parts_of_a_classification_batch() -> None:
         torch.stack(losses).sum(), list(model.parameters()), allow_unused=True
     )
     torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_runs_in_parts_of_one_image_are_runs_in_batches(tmp_path: Path) -> None:
+    """--batch-size 3 --accumulate 3 computes image by image, and trains as --batch-size 3 does."""
+    flags = {**SMALL, "batch_size": 3, "epochs": 2, "lr": 0.02}
+    seen: list[int] = []
+    train_here(tmp_path / "whole", **flags)
+    with pytest.MonkeyPatch.context() as patch:
+        forward = UNet.forward
+
+        def counted(self: UNet, x: torch.Tensor) -> torch.Tensor:
+            seen.extend([len(x)] * self.training)
+            return forward(self, x)
+
+        patch.setattr(UNet, "forward", counted)
+        train_here(tmp_path / "parts", **flags, accumulate=3)
+    assert set(seen) == {1}
+    for whole, parts in zip(metrics(tmp_path / "whole"), metrics(tmp_path / "parts"), strict=True):
+        assert parts["val_loss"] == pytest.approx(whole["val_loss"], rel=1e-4)
+        if whole["epoch"]:
+            assert parts["train_loss"] == pytest.approx(whole["train_loss"], rel=1e-4)
+
+
+def test_recipe_fills_in_what_is_not_given(tmp_path: Path) -> None:
+    paper = Train(out=tmp_path)
+    assert (paper.schedule, paper.warmup_epochs, paper.weight_decay) == ("constant", 0, 0)
+    better = Train(out=tmp_path, recipe="recommended")
+    assert (better.schedule, better.warmup_epochs, better.weight_decay) == ("cosine", 1, 1e-4)
+    assert better.learning_rate == paper.learning_rate
+    assert better.momentum == paper.momentum == 0.9
+    # Values that are given win, those of the paper too.
+    mixed = parse(command(tmp_path, recipe="recommended", schedule="constant", weight_decay="0"))
+    assert isinstance(mixed, Train)
+    assert (mixed.schedule, mixed.warmup_epochs, mixed.weight_decay) == ("constant", 0.3, 0)
+    assert Train(out=tmp_path, recipe="recommended", schedule="onecycle").warmup_epochs == 0
+    assert from_json(to_json(mixed)) == Train(**{k: getattr(mixed, k) for k in to_json(mixed)})
+
+
+def test_run_records_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {**SMALL, "epochs": "1", "recipe": "recommended"}
+    train_here(tmp_path, **flags)
+    values = json.loads((tmp_path / "config.json").read_text())["config"]
+    assert values["recipe"] == "recommended"
+    assert (values["schedule"], values["warmup_epochs"]) == ("cosine", 0.1)
+    assert values["weight_decay"] == 1e-4
+    assert main(["train", "--out", str(tmp_path)]) == 0  # resumes with its own settings
+    assert main(["train", "--out", str(tmp_path), "--recipe", "paper"]) == 1
+    assert "--recipe was recommended, now paper" in capsys.readouterr().err
 
 
 def test_moving_average() -> None:

@@ -13,9 +13,9 @@ import pytest
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.metrics import ConfusionMatrix
-from deepcontrol.workbench.train import run as run_module
+from deepcontrol.workbench.train import start as start_module
 from deepcontrol.workbench.train.checkpoint import load
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.config_file import load_config
 from tests.processes import DEADLOCK
 from tests.workbench.train.runs import (
     STEPS,
@@ -127,7 +127,7 @@ def test_records_are_archived_before_the_configuration_changes(
     for name in ("last", "previous", "best"):
         shutil.rmtree(run / name, ignore_errors=True)
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "save_config", lambda *_: 1 / 0)
+        patch.setattr(start_module, "save_config", lambda *_: 1 / 0)
         assert main(["train", "--out", str(run), "--epochs", "2"]) == 1
     assert main(["train", "--out", str(run), "--epochs", "2"]) == 0
     assert (run / "metrics.jsonl.old1").read_text() == before

@@ -12,8 +12,8 @@ import pytest
 
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.train import run as run_module
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train import start as start_module
+from deepcontrol.workbench.train.config_file import load_config
 from tests.workbench.train.runs import command, differences, metrics, train_here
 
 
@@ -28,7 +28,7 @@ def test_configuration_is_written_before_the_data_are_decoded(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "build_data", killed)
+        patch.setattr(start_module, "build_data", killed)
         with pytest.raises(Killed):
             main(command(run))
     config, derived = load_config(run)
@@ -42,14 +42,14 @@ def test_interrupted_decoding_keeps_the_configuration(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        build = run_module.build_data
+        build = start_module.build_data
 
         def interrupted(config: Any, sources: Any, group: Any, progress: Any) -> Any:
             os.kill(os.getpid(), signal.SIGINT)
             progress("streets", 1, 2)
             return build(config, sources, group, progress)
 
-        patch.setattr(run_module, "build_data", interrupted)
+        patch.setattr(start_module, "build_data", interrupted)
         assert main(command(run)) == 130
     assert load_config(run)[0].width == 0.02
 

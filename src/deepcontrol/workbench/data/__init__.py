@@ -1,7 +1,8 @@
 """Labeled images: datasets, cache, augmentation, batches.
 
-Segmentation: streets, CamVid, Cityscapes, folders of images and masks. Classification: CIFAR,
-Fashion-MNIST, folders of images.
+Segmentation: streets, CamVid, Cityscapes, folders of images and masks, COCO annotations, volumes.
+Classification: CIFAR, Fashion-MNIST, folders of images. From Python: any torch Dataset of
+(image, label) pairs.
 """
 
 from dataclasses import replace
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from .augment import Augment
-from .batches import Batch, Batches
+from .batches import Batch, Batches, BatchStream, LabeledSamples
 from .cache import Cache, prepare
 from .camvid import open_camvid
 from .cifar import open_cifar
 from .cityscapes import open_cityscapes
 from .classification import ClassificationBatches, CropFlip
+from .coco import open_coco
+from .dataset import DatasetBatches, DatasetSplit, LabeledImages
 from .decoded import DecodedFiles
 from .fashion import open_fashion
 from .files import PairedFiles
@@ -24,35 +27,47 @@ from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task, disti
 from .streets import open_streets
 
 DataName = Literal[
-    "streets", "camvid", "cityscapes", "cityscapes14", "folder",
+    "streets", "camvid", "cityscapes", "cityscapes14", "folder", "coco", "nnunet",
     "cifar10", "cifar100", "fashion-mnist", "imagefolder",
 ]  # fmt: skip
 NAMES: tuple[str, ...] = get_args(DataName)
-# Default height and width of the images for training.
-DEFAULT_SIZES = {
+# Data that were passed to `Trainer`, as config.json names them.
+DatasetName = Literal["torch-segmentation", "torch-classification"]
+DATASET_NAMES: tuple[str, ...] = get_args(DatasetName)
+# Default size of the images for training.
+DEFAULT_SIZES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("streets", "camvid", "cityscapes", "cityscapes14"), (256, 512)),
-    "folder": (256, 256),
+    **dict.fromkeys(("folder", "coco"), (256, 256)),
+    "nnunet": (96, 96, 96),
     "cifar10": (32, 32),
     "cifar100": (32, 32),
     "fashion-mnist": (28, 28),
     "imagefolder": (224, 224),
+    **dict.fromkeys(DATASET_NAMES, (256, 256)),  # Trainer sets the size of the first image
 }
 
 __all__ = [
+    "DATASET_NAMES",
     "DEFAULT_SIZES",
     "NAMES",
     "NO_CLASS",
     "VOID",
     "Augment",
     "Batch",
+    "BatchStream",
     "Batches",
     "Cache",
     "ClassificationBatches",
     "CropFlip",
     "DataError",
     "DataName",
+    "DatasetBatches",
+    "DatasetName",
+    "DatasetSplit",
     "Fit",
     "FolderOptions",
+    "LabeledImages",
+    "LabeledSamples",
     "Sample",
     "Size",
     "Source",
@@ -67,7 +82,7 @@ __all__ = [
 
 def data_task(name: str) -> Task:
     """Return the task of a dataset: its labels are of pixels or of images."""
-    classified = ("cifar10", "cifar100", "fashion-mnist", "imagefolder")
+    classified = ("cifar10", "cifar100", "fashion-mnist", "imagefolder", "torch-classification")
     return "classification" if name in classified else "segmentation"
 
 
@@ -91,12 +106,17 @@ def open_source(
             have no validation set: "val" is their test set, on which the literature reports errors.
         root: Dataset folder. Streets needs none.
         limit: Use only the first `limit` samples.
-        folder: How to read a dataset of the name "folder".
+        folder: How to read the datasets "folder" and "coco".
 
     Raises:
         ValueError: The name, the split or the limit is invalid, or `root` is missing.
         DataError: The folder does not have the expected layout.
     """
+    if name in DATASET_NAMES:
+        raise ValueError(
+            f"the data of this run are a torch Dataset ({name}), which a command cannot open: "
+            "resume and evaluate the run from Python, with deepcontrol.workbench.train.Trainer"
+        )
     if name not in NAMES:
         raise ValueError(f"unknown dataset {name!r}: choose one of {', '.join(NAMES)}")
     if limit is not None and limit < 1:
@@ -105,8 +125,15 @@ def open_source(
         return open_streets(split, limit)  # generated on demand, so any limit is possible
     if root is None:
         raise ValueError(f"{name} needs the folder of the dataset: set --data-root")
+    if name == "nnunet":
+        raise ValueError(
+            f"nnunet has volumes, so its split {split!r} cannot be opened as images: expected "
+            "another dataset"
+        )
     if name == "folder":
         return open_folder(root, split, folder, limit)
+    if name == "coco":
+        return open_coco(root, split, folder, limit)
     files: PairedFiles | DecodedFiles | ImageFolder
     if name == "camvid":
         files = open_camvid(root, split)

@@ -1,19 +1,20 @@
 """Batches for training and evaluation, gathered on the host or on the device."""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from streets.randomness import key, words
 
 from .augment import Augment, View, apply_views, to_device
 from .cache import Cache
-from .sample import VOID, Size
+from .sample import VOID, Palette, Size, Task
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -23,11 +24,69 @@ PIXEL_MEAN, PIXEL_STD = 127.5, 64.0
 
 
 class Batch(NamedTuple):
-    images: Tensor  # (N, C, H, W) fp32, channels_last, normalized
-    labels: Tensor  # (N, H, W) uint8; (N,) int64 for classification
+    images: Tensor  # (N, C, H, W) or (N, C, D, H, W), fp32, channels_last, normalized
+    labels: Tensor  # (N, H, W) or (N, D, H, W) uint8; (N,) int64 for classification
     # (N, H, W) int16 with the bits of the uint16 cache: torch has few uint16 ops; empty for
-    # classification
+    # classification and torch datasets
     segments: Tensor
+
+
+class LabeledSamples(Protocol):
+    """The samples behind batches: a `Cache`, or the `DatasetSplit` of a torch Dataset."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    @property
+    def palette(self) -> Palette: ...
+
+    @property
+    def size(self) -> tuple[int, ...]: ...
+
+    @property
+    def histogram(self) -> NDArray[np.int64]: ...  # pixels or images per class
+
+    def __len__(self) -> int: ...
+
+    def fingerprint(self) -> str:
+        """Identify the samples by their content."""
+        ...
+
+
+class BatchStream(Protocol):
+    """Batches that training and evaluation read: `Batches` or `DatasetBatches`.
+
+    Batch k of an epoch is always the same, so that a run can resume at any step.
+    """
+
+    batch_size: int  # over all processes
+    device: torch.device
+    rank: int
+    world: int
+    ignored_label: int
+
+    @property
+    def dataset(self) -> LabeledSamples: ...
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator["Batch"]:
+        """Iterate over the batches of an epoch, from batch `start` on."""
+        ...
+
+    def samples(self, indices: Sequence[int]) -> "Batch":
+        """Return samples by index, without augmentation."""
+        ...
+
+    def pixels(self, image: Tensor) -> NDArray[np.uint8]:
+        """Return an image (C, H, W) of a batch as pixels (H, W, C) to show."""
+        ...
 
 
 class Batches:
@@ -54,7 +113,7 @@ class Batches:
         world: Number of processes.
     """
 
-    ignored_label = VOID
+    ignored_label: int = VOID
 
     def __init__(
         self,
@@ -72,7 +131,7 @@ class Batches:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.cache, self.batch_size, self.augment, self.seed = cache, batch_size, augment, seed
+        self.dataset, self.batch_size, self.augment, self.seed = cache, batch_size, augment, seed
         self.workers, self.rank, self.world = workers, rank, world
         if augment is None and size not in (None, cache.size):
             raise ValueError(
@@ -94,13 +153,13 @@ class Batches:
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
-        return -(-len(self.cache) // self.batch_size)
+        return -(-len(self.dataset) // self.batch_size)
 
     def order(self, epoch: int) -> list[int]:
         """Return the sample indices of an epoch in order."""
         if self.augment is None:
-            return list(range(len(self.cache)))
-        return np.argsort(words(key(self.seed, epoch), len(self.cache)), kind="stable").tolist()
+            return list(range(len(self.dataset)))
+        return np.argsort(words(key(self.seed, epoch), len(self.dataset)), kind="stable").tolist()
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of an epoch, from batch `start` on."""
@@ -119,6 +178,16 @@ class Batches:
             yield from prefetch(
                 lambda chunk: self._batch(epoch, chunk, self._gather(chunk)), chosen, self.workers
             )
+
+    def samples(self, indices: Sequence[int]) -> Batch:
+        """Return whole samples by index, without augmentation."""
+        chosen = to_device(list(indices), self._arrays[0].device)
+        images, labels, segments = (a[chosen].to(self.device) for a in self._arrays)
+        return Batch(normalized(images.float()), labels, segments)
+
+    def pixels(self, image: Tensor) -> NDArray[np.uint8]:
+        """Return an image (C, H, W) of a batch as pixels (H, W, C)."""
+        return unnormalized(image)
 
     @property
     def copying_threads(self) -> int:
@@ -140,9 +209,8 @@ class Batches:
         if self.augment is None:
             views = [View()] * len(indices)
         else:
-            views = [
-                self.augment.view(self.seed, epoch, i, self.cache.size, self.size) for i in indices
-            ]
+            native = self.dataset.size
+            views = [self.augment.view(self.seed, epoch, i, native, self.size) for i in indices]
         images, labels, segments = apply_views(arrays[0], arrays[1], arrays[2], views, self.size)
         if self.rank >= len(chunk):
             labels = torch.full_like(labels, VOID)
@@ -153,6 +221,12 @@ def normalized(images: Tensor) -> Tensor:
     """Normalize images (N, H, W, 3), 0 to 255, to (N, 3, H, W), channels_last."""
     images = ((images - PIXEL_MEAN) / PIXEL_STD).permute(0, 3, 1, 2)
     return images.contiguous(memory_format=torch.channels_last)
+
+
+def unnormalized(image: Tensor) -> NDArray[np.uint8]:
+    """Return the pixels (H, W, C), 0 to 255, of a normalized image (C, H, W)."""
+    pixels = (image.permute(1, 2, 0).float() * PIXEL_STD + PIXEL_MEAN).round().clamp(0, 255)
+    return pixels.to(torch.uint8).cpu().numpy()
 
 
 def _free_memory(device: torch.device | str) -> int:

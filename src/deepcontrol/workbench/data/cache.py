@@ -62,6 +62,14 @@ class Cache:
     def nbytes(self) -> int:
         return self.images.nbytes + self.labels.nbytes + self.segments.nbytes
 
+    def fingerprint(self) -> str:
+        """Identify the samples by their decoded content, so that their files may move."""
+        checksum = 0
+        for array in (self.images, self.labels, self.segments):
+            for sample in array:
+                checksum = zlib.crc32(sample.data, checksum)
+        return f"{len(self)} images {checksum:08x}"
+
 
 def default_folder() -> Path:
     """Return the default folder for caches, in the user's cache directory."""

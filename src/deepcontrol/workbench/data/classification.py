@@ -5,7 +5,7 @@ every image on its own. The random crops and flips of an epoch are therefore dra
 chunk of about a thousand images is prepared with a few operations. Batches are slices of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,7 +89,7 @@ class ClassificationBatches(Batches):
         chunk_images: Images to prepare at a time; at least one batch.
     """
 
-    ignored_label = NO_CLASS
+    ignored_label: int = NO_CLASS
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ClassificationBatches(Batches):
             raise ValueError(f"start must be at least 0, got {start}")
         views = None
         if self.crop_flip is not None:
-            views = self.crop_flip.views(self.seed, epoch, len(self.cache))
+            views = self.crop_flip.views(self.seed, epoch, len(self.dataset))
         chunks = self._chunks(self._order(epoch), start)
         if self.device.type == "cuda":
             # Threads only copy, as in Batches.
@@ -147,15 +147,15 @@ class ClassificationBatches(Batches):
             for chunk, batch in zip(chunks, finished, strict=True):
                 yield from self._split(chunk, batch)
 
-    def samples(self, indices: list[int]) -> Batch:
+    def samples(self, indices: Sequence[int]) -> Batch:
         """Return samples by index, without augmentation."""
-        chosen = np.array(indices)
+        chosen = np.array(list(indices))
         return self._finish(chosen, self._gather_images(chosen), None)
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if self.crop_flip is None:
-            return np.arange(len(self.cache))
-        return np.argsort(words(key(self.seed, epoch), len(self.cache)), kind="stable")
+            return np.arange(len(self.dataset))
+        return np.argsort(words(key(self.seed, epoch), len(self.dataset)), kind="stable")
 
     def _chunks(self, order: NDArray[np.int64], start: int) -> list["_Chunk"]:
         """Cut the batches from `start` on into chunks of this process's samples."""
@@ -165,7 +165,7 @@ class ClassificationBatches(Batches):
         is_padding = self.rank >= self.batch_size
         if is_padding:
             own = batches[:, :1]
-        images = min(self.chunk_images, CHUNK_VALUES // self.cache.images[0].size)
+        images = min(self.chunk_images, CHUNK_VALUES // self.dataset.images[0].size)
         step = max(1, images // own.shape[1])
         found = [
             _Chunk(part.ravel(), part.shape[1], is_padding)

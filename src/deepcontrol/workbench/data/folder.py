@@ -11,11 +11,11 @@ are cut into overlapping tiles of the training size.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from .files import fingerprint
 from .imagefolder import is_imagefolder
 from .pixels import PICTURE_SUFFIXES, decode, decode_ids, read_mask, resize, size_of, to_eight_bit
 from .sample import VOID, DataError, Palette, Sample, Size, Task
+from .tiles import tile_corners
 
 SPLITS = ("train", "val")
 IMAGES, INSTANCES = "images", "instances"
@@ -32,6 +33,7 @@ MASKS = ("masks", "labels")
 MASK_ENDINGS = ("", "_mask", "-mask", "_masks", "_label", "_labels", "_seg", "_gt")
 
 Fit = Literal["resize", "tile"]
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -234,14 +236,19 @@ def make_source(
     root: Path, split: str, class_file: ClassFile, files: Sequence[Files], options: FolderOptions
 ) -> FolderSource:
     """Return the source of these files, and cut them into tiles if the options say so."""
-    places = [Place(i) for i in range(len(files))]
-    if options.tile is not None:
-        places = [
-            Place(i, top, left)
-            for i, own in enumerate(files)
-            for top, left in tile_corners(size_of(own.image), options.tile)
-        ]
-    return FolderSource(f"folder-{split}", root, class_file, tuple(files), tuple(places), options)
+    places = find_places(files, options)
+    return FolderSource(f"folder-{split}", root, class_file, tuple(files), places, options)
+
+
+def find_places(files: Sequence[Files], options: FolderOptions) -> tuple[Place, ...]:
+    """Return the samples of these files: one per image, or its tiles."""
+    if options.tile is None:
+        return tuple(Place(i) for i in range(len(files)))
+    return tuple(
+        Place(i, top, left)
+        for i, own in enumerate(files)
+        for top, left in tile_corners(size_of(own.image), options.tile)
+    )
 
 
 def common_channels(images: Sequence[Path]) -> int:
@@ -255,21 +262,6 @@ def common_channels(images: Sequence[Path]) -> int:
         if found[-1] != 1:
             break
     return found[-1] if found else FolderOptions().channels
-
-
-def tile_corners(image: Size, tile: Size) -> list[tuple[int, int]]:
-    """Return the first row and column of evenly spaced tiles that cover an image.
-
-    >>> tile_corners((256, 600), (256, 256))
-    [(0, 0), (0, 172), (0, 344)]
-    """
-
-    def starts(length: int, size: int) -> list[int]:
-        rest = max(0, length - size)
-        count = 1 + -(-rest // size)
-        return [round(i * rest / max(1, count - 1)) for i in range(count)]
-
-    return [(y, x) for y in starts(image[0], tile[0]) for x in starts(image[1], tile[1])]
 
 
 def is_folder(root: Path) -> bool:
@@ -347,16 +339,23 @@ def pair_files(folder: Path) -> tuple[list[Files], list[DataError]]:
 
 
 def split_by_hash(files: Sequence[Files], fraction: float) -> dict[str, list[Files]]:
-    """Split files by a hash of the image's name, so that new files do not move others.
+    """Split files by a hash of the image's name."""
+    return split_by_name(files, lambda own: own.image.stem, fraction)
 
-    Of two or more files, each split has at least one.
+
+def split_by_name(
+    samples: Sequence[T], name: Callable[[T], str], fraction: float
+) -> dict[str, list[T]]:
+    """Split samples by a hash of their names, so that new samples do not move others.
+
+    Of two or more samples, each split has at least one.
     """
-    by_hash = sorted(files, key=lambda own: _hash(own.image.stem))
-    count = sum(_hash(own.image.stem) < fraction for own in files)
-    if len(files) > 1:
-        count = min(max(count, 1), len(files) - 1)
+    by_hash = sorted(samples, key=lambda own: _hash(name(own)))
+    count = sum(_hash(name(own)) < fraction for own in samples)
+    if len(samples) > 1:
+        count = min(max(count, 1), len(samples) - 1)
     val = set(by_hash[:count])
-    return {"train": [f for f in files if f not in val], "val": [f for f in files if f in val]}
+    return {"train": [s for s in samples if s not in val], "val": [s for s in samples if s in val]}
 
 
 def more_faults(faults: Sequence[DataError]) -> DataError:

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import camvid, cifar, cityscapes, fashion, folder, imagefolder
+from . import camvid, cifar, cityscapes, coco, fashion, folder, imagefolder, volumes
 from .classfile import find_class_file, read_class_file
 from .decoded import DecodedFiles
 from .files import Pair, PairedFiles, native_size
@@ -24,6 +24,7 @@ from .sample import DataError, Palette, Sample, Size, Source, Task
 LAYOUTS = {"cityscapes": cityscapes, "camvid": camvid}
 SPLITS = ("train", "val")  # of classification
 CAPTION_HEIGHT = 14  # pixels
+SPACING_RATIO = 1.5  # of voxel sizes along an axis, from which a network sees another scale
 
 Progress = Callable[[int, int], None]  # (samples done, samples in total)
 
@@ -49,6 +50,10 @@ def check(root: Path, progress: Progress | None = None) -> Report:
     """
     if not root.is_dir():
         raise DataError(root, "no such folder")
+    if (root / volumes.DATASET_FILE).is_file() and (root / volumes.LABELS).is_dir():
+        return _check_volumes(root, progress)
+    if coco.is_coco(root):
+        return _check_coco(root, progress)
     if folder.is_folder(root) or find_class_file(root) is not None:
         return _check_folder(root, progress)
     recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
@@ -68,7 +73,8 @@ def check(root: Path, progress: Progress | None = None) -> Report:
     raise DataError(
         root,
         "not a known dataset: expected the folder of CamVid (train/ and trainannot/), Cityscapes "
-        "(leftImg8bit/ and gtFine/), images with masks (images/ and masks/), CIFAR "
+        "(leftImg8bit/ and gtFine/), images with masks (images/ and masks/), COCO (annotations/), "
+        "nnU-Net (imagesTr/, labelsTr/ and dataset.json), CIFAR "
         "(data_batch_1.bin or .png, train.bin), Fashion-MNIST "
         "(train-images-idx3-ubyte) or images (train/CLASS/ and val/CLASS/, or CLASS/)",
     )
@@ -151,6 +157,48 @@ def _check_folder(root: Path, progress: Progress | None) -> Report:
             f"the images have {channels} channels: train with --channels {channels}"
         )
     return report
+
+
+def _check_coco(root: Path, progress: Progress | None) -> Report:
+    report, sources = Report("coco", ()), {}
+    for split in SPLITS:
+        try:
+            sources[split] = coco.open_coco(root, split)
+        except DataError as fault:
+            report.faults.append(fault)
+    advance = _advance(progress, sum(map(len, sources.values())))
+    for split, source in sources.items():
+        report.classes = source.classes
+        _count_split(report, split, partial(_count_file, source), len(source), advance)
+    return report
+
+
+def _check_volumes(root: Path, progress: Progress | None) -> Report:
+    layout = volumes.read_layout(root)
+    report = Report("nnunet", layout.classes)
+    parts = folder.split_by_name(volumes.find_cases(root, layout), lambda case: case.name, 0.2)
+    advance = _advance(progress, sum(map(len, parts.values())))
+    for split, cases in parts.items():
+        read = partial(_count_volume, cases, layout)
+        _count_split(report, split, read, len(cases), advance)
+    spacings = {volumes.spacing(case.labels) for cases in parts.values() for case in cases}
+    low, high = (np.array(sorted(spacings)).min(0), np.array(sorted(spacings)).max(0))
+    if (high > SPACING_RATIO * low).any():
+        report.notes.append(
+            f"the voxels have sizes from {low.min():g} to {high.max():g} mm, and networks see them "
+            "at their own resolution: resample the volumes to one voxel size"
+        )
+    return report
+
+
+def _count_volume(
+    cases: Sequence[volumes.Case], layout: volumes.Layout, index: int
+) -> NDArray[np.int64] | DataError:
+    """Return the class histogram of a volume, or its error."""
+    try:
+        return np.bincount(volumes.load_case(cases[index], layout).labels.ravel(), minlength=256)
+    except DataError as fault:
+        return fault
 
 
 def _count_file(source: FolderSource, index: int) -> NDArray[np.int64] | DataError:

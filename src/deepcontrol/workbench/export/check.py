@@ -92,7 +92,7 @@ def difference(run: Runner, model: nn.Module, images: Tensor) -> float:
 
 def compare_accuracy(runs: Mapping[str, Runner], batches: Batches) -> dict[str, Accuracy]:
     """Measure several networks on the same images. The first one is the reference."""
-    classes = len(batches.cache.classes)
+    classes = len(batches.dataset.classes)
     against_labels = {name: ConfusionMatrix(classes) for name in runs}
     against_first = {name: ConfusionMatrix(classes) for name in runs}
     for batch in batches.epoch():

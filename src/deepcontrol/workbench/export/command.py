@@ -20,7 +20,8 @@ from ..folders.output import check_writable, move_file, write_atomic
 from ..models import is_agc
 from ..predict import Network, load_network
 from ..sizes import Size
-from ..train.config import Train, load_config
+from ..train.config import Train
+from ..train.config_file import load_config
 from .check import (
     TOLERANCE,
     Accuracy,
@@ -149,6 +150,11 @@ def run_export(command: Export, console: Console) -> int:
 
 
 def _check_options(command: Export, config: Train) -> None:
+    if len(config.sample_size) == 3:
+        raise ValueError(
+            f"export is for images, and {command.run} was trained on volumes: load the weights of "
+            "best/model.safetensors into UNet3d, and export it with torch.export or torch.onnx"
+        )
     if config.task == "classification" and (command.int8 or command.fixed_means):
         raise ValueError(
             "--int8 and --fixed-means are for segmentation, and this run classifies images: omit "
@@ -277,7 +283,7 @@ def _resizing(config: Train) -> str | None:
     height, width = config.image_size
     if config.task == "classification":
         return f"to cover {height}x{width}, cropped at the center"
-    if config.data == "folder" and config.fit == "resize":
+    if config.has_own_images and config.fit == "resize":
         return (
             f"to fit into {height}x{width} with the aspect ratio of the image, padded at the "
             "bottom and right with its border pixels"

@@ -6,7 +6,7 @@ from torch import nn
 
 from .blocks import NORMS, Norm, is_agc, scaled
 from .classnet import ClassNet
-from .external import ExternalNetwork, build_external, external_task, is_code, is_external
+from .external import CUSTOM, ExternalNetwork, build_external, external_task, is_code, is_external
 from .mlp import MLP
 from .nnunet import NnUNet3d
 from .resnet import CifarResNet, ResNet18, ResNet50
@@ -14,13 +14,14 @@ from .segnet import SegNet
 from .unet import UNet
 from .unet3d import UNet3d
 
-_SEGMENTATION = ("segnet", "classnet", "unet")
+_SEGMENTATION = ("segnet", "classnet", "unet", "unet3d")
 _CIFAR = {
     f"{kind}{depth}": (kind, depth) for kind in ("resnet", "plain") for depth in (20, 56, 110)
 }
 MODELS = (*_SEGMENTATION, *_CIFAR, "resnet18", "resnet50", "mlp")
 
 __all__ = [
+    "CUSTOM",
     "MLP",
     "MODELS",
     "NORMS",
@@ -79,6 +80,8 @@ def build(
         return MLP(classes, norm, in_channels * size[0] * size[1], hidden)
     if name == "unet":
         return UNet(classes, width, norm, in_channels)
+    if name == "unet3d":
+        return UNet3d(in_channels, classes, width, norm)
     if name == "resnet18":
         return ResNet18(classes, norm, in_channels, width)
     if in_channels != 3:

@@ -20,6 +20,7 @@ from .blocks import Norm
 Task = Literal["segmentation", "classification"]
 PACKAGES = {"timm": "timm", "smp": "segmentation_models_pytorch", "torchvision": "torchvision"}
 NORMS = ("agc", "bn")
+CUSTOM = "custom"  # a network that was passed to `Trainer`, in config.json
 PAD_MULTIPLE = 32  # most encoders halve the image five times
 _SEGMENTATION = ("deeplabv3", "fcn_", "lraspp")  # names of torchvision
 

@@ -9,6 +9,7 @@ from ...nn import he_init_
 from .blocks import Block, Norm, conv_block, scaled
 
 WIDTHS = (32, 64, 128, 256, 320)
+TOTAL_STRIDE = 2 ** (len(WIDTHS) - 1)
 
 
 class UNet3d(nn.Module):
@@ -58,10 +59,9 @@ class UNet3d(nn.Module):
             raise ValueError(
                 f"expected volumes (N, {self.in_channels}, D, H, W), got {tuple(x.shape)}"
             )
-        total_stride = 2 ** len(self.decoder)
-        if any(side == 0 or side % total_stride for side in x.shape[2:]):
+        if any(side == 0 or side % TOTAL_STRIDE for side in x.shape[2:]):
             raise ValueError(
-                f"expected D, H and W to be multiples of {total_stride}, got {tuple(x.shape[2:])}"
+                f"expected D, H and W to be multiples of {TOTAL_STRIDE}, got {tuple(x.shape[2:])}"
             )
         skips = []
         for level in self.encoder:

@@ -21,7 +21,7 @@ from ..folders.output import write_atomic
 from ..terminal import printable
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
-from ..train.config import check_code, load_config
+from ..train.config_file import check_code, load_config
 from ..train.faults import check_weights
 from ..train.snapshot import load_weights
 from .images import ImageFile, images_in
@@ -67,7 +67,7 @@ def load_classifier(
         ValueError: The folder is not a run folder, has no such checkpoint, or needs model_name.
     """
     config, derived = load_config(run)
-    check_code(config, run, model_name)
+    config = check_code(config, run, model_name)
     names = derived.get("classes")
     if not isinstance(names, list) or not names:
         raise ValueError(f"{run / 'config.json'}: expected a list of classes, got {names!r}")

@@ -19,7 +19,7 @@ from ..data.sample import Palette
 from ..sizes import Size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
-from ..train.config import check_code, load_config
+from ..train.config_file import check_code, load_config
 from ..train.distributed import choose_device
 from ..train.faults import check_weights, is_device_failure, is_out_of_memory
 from ..train.snapshot import load_weights
@@ -37,6 +37,7 @@ from .tiling import (
     round_up,
     window_grid,
 )
+from .volumes import load_volume_network, predict_volumes
 
 # Norms with statistics of the input that tiles cannot share.
 PER_TILE_NORMS = ("gn", "in", "ln", "frn", "evonorm-s0", "ws+gn")
@@ -138,7 +139,7 @@ def load_network(
             needs model_name.
     """
     config, derived = load_config(run)
-    check_code(config, run, model_name)
+    config = check_code(config, run, model_name)
     try:
         classes, palette = _classes(derived)
         model = build_model(config, len(classes))
@@ -149,7 +150,7 @@ def load_network(
     trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)
     needs_window = trained_on_crops and config.norm in CROP_DEPENDENT_NORMS
     network = Network(model.eval().to(device), classes, palette, config.norm)
-    if config.data == "folder":
+    if config.has_own_images:
         network = replace(network, pixels=PixelFormat.of_run(config.in_channels, derived))
         if config.fit == "resize":
             return replace(network, resized_to=config.image_size)
@@ -179,7 +180,13 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
     ):  # a downloaded run folder must not redirect the output
         raise ValueError(f"{out} is a symbolic link: pass its target with --out to write there")
     device = choose_device(command.device)
-    if load_config(command.run)[0].task == "classification":
+    config = load_config(command.run)[0]
+    if len(config.sample_size) == 3:
+        if command.tile is not None:
+            raise ValueError("--tile is for images: volumes are read in windows of --size")
+        volumes = load_volume_network(command.run, command.checkpoint, device, command.model)
+        return predict_volumes(volumes, command.images, out, console, errors)
+    if config.task == "classification":
         if command.tile is not None:
             raise ValueError("--tile is for segmentation: this run classifies whole images")
         classifier = load_classifier(command.run, command.checkpoint, device, command.model)

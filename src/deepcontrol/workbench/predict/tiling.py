@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from ...nn import SharedMeans
 from ..data import Size
 from ..data.batches import normalized
-from ..train.evaluate import window_starts
+from ..data.tiles import window_starts
 
 # Share of the free memory for the feature maps of an image or a tile. Their size is computed; the
 # workspaces of convolutions are not, and use the rest.

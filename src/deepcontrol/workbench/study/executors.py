@@ -27,7 +27,8 @@ import torch
 from ..folders.json_files import parse_json
 from ..folders.output import make_folder, open_append
 from ..terminal import SafeConsole
-from ..train.config import Train, from_json, to_json
+from ..train.config import Train
+from ..train.config_file import from_json, to_json
 from ..train.ensemble import train_ensemble
 from ..train.faults import FaultError
 from ..train.loop import train

@@ -25,13 +25,8 @@ from ..folders.runfolder import (
 from ..folders.runlock import is_locked
 from ..folders.studyfolder import FINISHED, RUNS, State
 from ..models import is_agc
-from ..train.config import (
-    ConfigChangedError,
-    Train,
-    changed_settings,
-    differences,
-    load_config,
-)
+from ..train.config import Train
+from ..train.config_file import ConfigChangedError, changed_settings, differences, load_config
 from ..train.ensemble import check_configs
 from ..train.interrupts import Interrupts
 from .arms import Arm, Tuned

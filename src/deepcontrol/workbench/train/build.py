@@ -1,14 +1,14 @@
 """Build a run's network, data and loss from its configuration."""
 
-import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...nn import AGCConv2d, AGCLinear, he_init_, identity_init_
+from ...nn import AGCConv2d, AGCConv3d, AGCLinear, he_init_, identity_init_
 from ...nn.init import scale_to_unit_
 from ..data import (
     NO_CLASS,
@@ -16,15 +16,19 @@ from ..data import (
     Augment,
     Batch,
     Batches,
+    BatchStream,
     Cache,
     ClassificationBatches,
     CropFlip,
+    DatasetBatches,
+    DatasetSplit,
+    LabeledSamples,
     Source,
     Task,
     open_source,
     prepare,
 )
-from ..data.batches import normalized
+from ..data.volumes import open_nnunet, read_layout
 from ..losses import (
     LossName,
     class_cross_entropy,
@@ -35,8 +39,9 @@ from ..losses import (
     focal_loss,
     pixel_cross_entropy,
 )
-from ..models import build, build_external, is_external, task_of
-from .config import ConfigChangedError, Train
+from ..models import CUSTOM, build, build_external, is_external, task_of
+from .config import Train
+from .config_file import ConfigChangedError
 from .distributed import Group
 
 UNIT_INIT_IMAGES = 4
@@ -51,7 +56,15 @@ def build_network(config: Train, num_classes: int) -> nn.Module:
     """Return the network with torch's default initialization.
 
     A network of another library has its own, or that of to_agc.
+
+    Raises:
+        ValueError: The name is unknown, or the network was passed to `Trainer`.
     """
+    if config.model == CUSTOM:
+        raise ValueError(
+            f"the network of {config.out} was passed to deepcontrol.workbench.train.Trainer, so "
+            "its code is unknown here: pass --model module:function, a function that builds it"
+        )
     if is_external(config.model):
         return build_external(
             config.model,
@@ -82,13 +95,22 @@ def build_model(config: Train, num_classes: int) -> nn.Module:
     if hasattr(model, "start_gains_"):
         model.start_gains_()  # type: ignore[operator]
     for neuron in model.modules():
-        if isinstance(neuron, (AGCConv2d, AGCLinear)):
+        if isinstance(neuron, (AGCConv2d, AGCConv3d, AGCLinear)):
             fix_parameters_(neuron, config)
     return model
 
 
+def move_(model: nn.Module, device: torch.device) -> None:
+    """Move a network to a device, on a GPU with its filters in channels_last."""
+    model.to(device)
+    dims = {p.dim() for p in model.parameters() if p.dim() in (4, 5)}
+    if device.type == "cuda" and len(dims) == 1:
+        layout = torch.channels_last if dims == {4} else torch.channels_last_3d
+        model.to(memory_format=layout)  # type: ignore[call-overload]
+
+
 @torch.no_grad()
-def fix_parameters_(neuron: AGCConv2d | AGCLinear, config: Train) -> None:
+def fix_parameters_(neuron: AGCConv2d | AGCConv3d | AGCLinear, config: Train) -> None:
     """Fix lambda and gamma of a neuron as the configuration says.
 
     The last gain of a residual branch starts below 1, which keeps the signal bounded. It is fixed
@@ -102,13 +124,14 @@ def fix_parameters_(neuron: AGCConv2d | AGCLinear, config: Train) -> None:
         neuron.gain.requires_grad_(False)
 
 
-def scale_to_images_(model: nn.Module, config: Train, cache: Cache) -> None:
+def scale_to_images_(model: nn.Module, config: Train, train: BatchStream) -> None:
     """Complete `--init unit`: scale the filters on the first training images.
 
     Call it before the model moves to a GPU, so that every device starts with the same weights.
     """
     if config.init == "unit":
-        images = normalized(torch.from_numpy(cache.images[:UNIT_INIT_IMAGES]))
+        count = min(UNIT_INIT_IMAGES, len(train.dataset))
+        images = train.samples(range(count)).images.cpu()
         ends = [getattr(model, name) for name in ("classify", "outline") if hasattr(model, name)]
         scale_to_unit_(model, images, ends)
 
@@ -188,14 +211,14 @@ def _scaled(loss: Tensor, scales: Tensor | None, index: int) -> Tensor:
     return loss if scales is None else scales.flatten()[index].to(loss.dtype) * loss
 
 
-def build_objective(config: Train, cache: Cache, device: torch.device) -> Objective:
+def build_objective(config: Train, data: LabeledSamples, device: torch.device) -> Objective:
     """Return the loss of the run.
 
     Segmentation has ENet's class weights, computed from the training labels.
     """
     if config.task == "classification":
         return Objective(config.model, None, config.loss, config.task)
-    weights = config.class_weight_scale * class_weights(torch.from_numpy(cache.histogram))
+    weights = config.class_weight_scale * class_weights(torch.from_numpy(data.histogram))
     return Objective(config.model, weights.to(device), config.loss, config.task)
 
 
@@ -208,25 +231,49 @@ def class_logits(outputs: Any) -> Tensor:
 
 
 class Sources(NamedTuple):
-    train: Source
-    val: Source
+    train: Source | DatasetSplit
+    val: Source | DatasetSplit
 
 
 class Data(NamedTuple):
-    train: Batches
-    val: Batches
+    train: BatchStream
+    val: BatchStream
 
 
 def open_sources(config: Train) -> Sources:
     """Open the training and validation sets without reading any image."""
     return Sources(
-        open_split(config, "train", config.train_limit), open_split(config, "val", config.val_limit)
+        open_samples(config, "train", config.train_limit),
+        open_samples(config, "val", config.val_limit),
     )
 
 
+def open_samples(config: Train, split: str, limit: int | None) -> Source | DatasetSplit:
+    """Open one split of the run's dataset, of images or volumes."""
+    if config.data == "nnunet":
+        flip = config.augmentation == "flip"
+        root = data_root(config)
+        return open_nnunet(root, split, config.sample_size, config.val_fraction, limit, flip)
+    return open_split(config, split, limit)
+
+
 def open_split(config: Train, split: str, limit: int | None) -> Source:
-    """Open one split of the run's dataset."""
+    """Open one split of the run's images."""
     return open_source(config.data, split, config.data_root, limit, config.folder_options)
+
+
+def data_root(config: Train) -> Path:
+    """Return the folder of the dataset; raise ValueError if none is given."""
+    if config.data_root is None:
+        raise ValueError(f"{config.data} needs the folder of the dataset: set --data-root")
+    return config.data_root
+
+
+def with_channels(config: Train) -> Train:
+    """Return the settings with the channels that the dataset's own file lists."""
+    if config.data != "nnunet" or config.channels is not None:
+        return config
+    return replace(config, channels=len(read_layout(data_root(config)).channels))
 
 
 def build_data(
@@ -236,7 +283,10 @@ def build_data(
     progress: Callable[[str, int, int], None],
     folder: Path | None = None,
 ) -> Data:
-    """Return the batches of both splits. Images are decoded once and cached on disk.
+    """Return the batches of both splits.
+
+    Images of files are decoded once and cached on disk. A torch Dataset is read once to count its
+    labels, and again in every epoch.
 
     Args:
         config: Configuration of the run.
@@ -245,19 +295,22 @@ def build_data(
         progress: Called with a source's name, the number of decoded images, and the total.
         folder: Cache folder. By default the user's cache.
     """
-    caches = [
-        prepare(
-            source,
-            config.image_size,
-            folder,
-            lambda done, total, name=source.name: progress(name, done, total),  # type: ignore[misc]
-        )
-        for source in sources
-    ]
     place = {"device": group.device, "rank": group.rank, "world": group.world_size}
+    loaded = [load(config, source, progress, folder) for source in sources]
+    val = evaluation_batches(config, loaded[1], config.val_batch_size, config.workers, **place)
+    if isinstance(loaded[0], DatasetSplit):
+        own = DatasetBatches(
+            loaded[0],
+            config.batch_size,
+            shuffle=True,
+            seed=config.seed,
+            workers=config.workers,
+            **place,  # type: ignore[arg-type]
+        )
+        return Data(own, val)
     if config.task == "classification":
         train: Batches = ClassificationBatches(
-            caches[0],
+            loaded[0],
             config.batch_size,
             crop_flip=build_augmentation(config),
             seed=config.seed,
@@ -266,7 +319,7 @@ def build_data(
         )
     else:
         train = Batches(
-            caches[0],
+            loaded[0],
             config.batch_size,
             size=config.image_size,
             augment=segmentation_augmentation(config),
@@ -274,8 +327,24 @@ def build_data(
             workers=config.workers,
             **place,  # type: ignore[arg-type]
         )
-    val = evaluation_batches(config, caches[1], config.val_batch_size, config.workers, **place)
     return Data(train, val)
+
+
+def load(
+    config: Train,
+    source: Source | DatasetSplit,
+    progress: Callable[[str, int, int], None],
+    folder: Path | None = None,
+) -> Cache | DatasetSplit:
+    """Read all samples of a source: decode files into a cache, or scan a torch Dataset."""
+
+    def report(done: int, total: int) -> None:
+        progress(source.name, done, total)
+
+    if isinstance(source, DatasetSplit):
+        source.scan(config.workers, report)
+        return source
+    return prepare(source, config.image_size, folder, report)
 
 
 def segmentation_augmentation(config: Train) -> Augment:
@@ -293,28 +362,34 @@ def build_augmentation(config: Train) -> CropFlip:
 
 
 def evaluation_batches(
-    config: Train, cache: Cache, batch_size: int, workers: int = 0, **place: Any
-) -> Batches:
+    config: Train,
+    samples: Cache | DatasetSplit,
+    batch_size: int,
+    workers: int = 0,
+    **place: Any,
+) -> BatchStream:
     """Return batches without augmentation, in order.
 
     Args:
         config: Configuration of the run.
-        cache: The images.
+        samples: The images.
         batch_size: Images per batch.
         workers: Threads that prepare batches.
         place: device, rank and world.
     """
+    if isinstance(samples, DatasetSplit):
+        return DatasetBatches(samples, batch_size, workers=workers, **place)
     if config.task == "classification":
-        return ClassificationBatches(cache, batch_size, workers=workers, **place)
-    return Batches(cache, batch_size, workers=workers, **place)
+        return ClassificationBatches(samples, batch_size, workers=workers, **place)
+    return Batches(samples, batch_size, workers=workers, **place)
 
 
 Fingerprints = dict[str, str]  # by split
 
 
-def fingerprints(train: Batches, val: Batches) -> Fingerprints:
+def fingerprints(train: BatchStream, val: BatchStream) -> Fingerprints:
     """Identify the data by its decoded content, so that its files may move."""
-    return {"train": _fingerprint(train.cache), "val": _fingerprint(val.cache)}
+    return {"train": train.dataset.fingerprint(), "val": val.dataset.fingerprint()}
 
 
 def check_same_data(run: Path, now: Fingerprints, derived: dict[str, Any]) -> None:
@@ -333,11 +408,3 @@ def check_same_data(run: Path, now: Fingerprints, derived: dict[str, Any]) -> No
         f"{run} was started on other data: {', '.join(differences)}. Pass the original data with "
         "--data-root, or choose another --out."
     )
-
-
-def _fingerprint(cache: Cache) -> str:
-    checksum = 0
-    for array in (cache.images, cache.labels, cache.segments):
-        for sample in array:
-            checksum = zlib.crc32(sample.data, checksum)
-    return f"{len(cache)} images {checksum:08x}"

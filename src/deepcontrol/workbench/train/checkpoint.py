@@ -42,7 +42,7 @@ from ..folders.runfolder import (
     parse_config,
     read_config,
 )
-from .config import changeable
+from .config_file import changeable
 
 FORMAT = 1  # format version of state.pt
 MODEL, STATE, DIGEST = "model.safetensors", "state.pt", "digest.json"

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor, nn
+from torch import nn
 
-from ..data import ClassificationBatches
-from ..data.batches import PIXEL_MEAN, PIXEL_STD
+from ..data import BatchStream
+from ..data.survey import as_rgb
 from .evaluate import evaluating, predict
 
 COLUMNS, ROWS = 8, 4
@@ -17,7 +17,7 @@ RIGHT, WRONG = (28, 39, 51), (200, 30, 30)
 
 
 def class_sheet(
-    model: nn.Module, batches: ClassificationBatches, autocast: torch.dtype | None
+    model: nn.Module, batches: BatchStream, autocast: torch.dtype | None
 ) -> NDArray[np.uint8]:
     """Draw a grid of images, spread evenly over the split. Wrong predictions are red.
 
@@ -27,12 +27,12 @@ def class_sheet(
     Returns:
         The picture, (H, W, 3).
     """
-    count = min(COLUMNS * ROWS, len(batches.cache))
-    batch = batches.samples([i * len(batches.cache) // count for i in range(count)])
+    count = min(COLUMNS * ROWS, len(batches.dataset))
+    batch = batches.samples([i * len(batches.dataset) // count for i in range(count)])
     with evaluating(model, batches.device, autocast):
         predicted = predict(model, batch.images).tolist()
-    pictures = [_picture(image) for image in batch.images]
-    return draw_sheet(pictures, batch.labels.tolist(), predicted, batches.cache.classes)
+    pictures = [_picture(as_rgb(batches.pixels(image))) for image in batch.images]
+    return draw_sheet(pictures, batch.labels.tolist(), predicted, batches.dataset.classes)
 
 
 def draw_sheet(
@@ -67,11 +67,9 @@ def draw_sheet(
     return np.asarray(sheet)
 
 
-def _picture(image: Tensor) -> Image.Image:
-    """Return a normalized image (C, H, W) as a picture, enlarged by a whole factor."""
-    pixels = (image.permute(1, 2, 0).float() * PIXEL_STD + PIXEL_MEAN).round().clamp(0, 255)
-    shown = pixels.to(torch.uint8).expand(-1, -1, 3).cpu().numpy()
-    picture = Image.fromarray(np.ascontiguousarray(shown))
+def _picture(pixels: NDArray[np.uint8]) -> Image.Image:
+    """Return pixels (H, W, 3) as a picture, enlarged by a whole factor."""
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
     factor = max(1, -(-SIDE // min(picture.size)))
     return picture.resize(
         (factor * picture.width, factor * picture.height), Image.Resampling.NEAREST

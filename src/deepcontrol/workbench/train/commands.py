@@ -9,21 +9,20 @@ import torch
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from ...nn import saved_bytes
-from ..data import prepare
+from ..data import DataName
 from ..folders.runfolder import CONFIG
-from .build import build_model, build_network, evaluation_batches, open_sources, open_split
-from .checkpoint import load_of_run
-from .config import Train, check_code, check_unchanged, load_config
+from ..sizes import format_size
+from .build import build_model, build_network, open_samples, open_sources, with_channels
+from .config import Train
+from .config_file import check_code, check_unchanged, load_config
 from .distributed import choose_autocast, choose_device, exit_if_distributed
-from .evaluate import evaluate
 from .find_lr import run_find_lr
 from .loop import train
 from .memory import state_bytes
-from .snapshot import load_weights
+from .trainer import evaluate_checkpoint
 
 MIB = 2**20
 
@@ -32,6 +31,7 @@ MIB = 2**20
 class TrainCommand(Train):
     __doc__ = Train.__doc__
 
+    data: DataName = "streets"  # without the names of torch Datasets
     dry_run: bool = False
     """Print parameters, memory, steps and run folder, and exit."""
     find_lr: bool = False
@@ -70,7 +70,7 @@ class Eval:
 
 def run_train(command: TrainCommand, console: Console) -> int:
     """Train, print the plan of a dry run, or find a learning rate. Return the exit code."""
-    config = Train(**{f.name: getattr(command, f.name) for f in fields(Train)})
+    config = with_channels(Train(**{f.name: getattr(command, f.name) for f in fields(Train)}))
     if command.dry_run:
         if os.environ.get("RANK", "0") == "0":  # torchrun starts several processes
             _print_plan(config, plan(config), console)
@@ -116,7 +116,7 @@ def plan(config: Train) -> Plan:
     state = state_bytes(config, parameters, processes)
     dtype = choose_autocast(config.precision, device) or torch.float32
     images = -(-config.batch_size // (processes * config.accumulate))
-    shape = (images, config.in_channels, *config.image_size)
+    shape = (images, config.in_channels, *config.sample_size)
     inputs = torch.empty(shape, device="meta", dtype=dtype)
     steps = -(-len(sources.train) // config.batch_size)
     return Plan(
@@ -138,7 +138,7 @@ def _print_plan(config: Train, plan: Plan, console: Console) -> None:
         "model": f"{config.model}, norm {config.norm}, width {config.width:g}",
         "parameters": f"{plan.parameters:,}",
         "data": f"{config.data}: {plan.train_images} training images, {plan.val_images} validation "
-        f"images, {config.image_size[0]}x{config.image_size[1]}, {plan.classes} classes",
+        f"images, {format_size(config.sample_size)}, {plan.classes} classes",
         "batch size": f"{config.batch_size}",
         "optimizer": _optimizer_text(config),
         "steps": f"{plan.steps_per_epoch} per epoch, {plan.steps:,} in {config.epochs} epochs",
@@ -178,33 +178,20 @@ def _schedule_text(config: Train) -> str:
 
 def run_eval(command: Eval, console: Console) -> int:
     """Evaluate a checkpoint and print its errors. Return the exit code."""
-    config, _ = load_config(command.run)
-    check_code(config, command.run, command.model)
+    config = check_code(load_config(command.run)[0], command.run, command.model)
     for name in ("data_root", "val_limit"):
         if getattr(command, name) is not None:
             config = replace(config, **{name: getattr(command, name)})
-    weights = load_of_run(command.run, command.checkpoint).model
-    source = open_split(config, "val", config.val_limit)
-    device = choose_device(command.device)
-    model = build_model(config, len(source.classes))
-    load_weights(model, weights)
-    model.to(device)
-    if device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batch_size = config.val_batch_size if command.batch_size is None else command.batch_size
-    autocast = choose_autocast(config.precision, device)
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("decoding", total=None)
-        cache = prepare(
-            source,
-            config.image_size,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
-        batches = evaluation_batches(config, cache, batch_size, device=device)
-        progress.reset(bar, description="evaluating", total=len(batches))
-        matrix = evaluate(
-            model, batches, autocast, lambda *_: progress.advance(bar), window=config.window
-        )
+    source = open_samples(config, "val", config.val_limit)
+    matrix = evaluate_checkpoint(
+        config,
+        build_model(config, len(source.classes)),
+        source,
+        command.checkpoint,
+        choose_device(command.device),
+        console,
+        command.batch_size,
+    )
     heading, values = "IoU %", matrix.class_iou
     result = f"pixel error {matrix.pixel_error:.2%}, mean IoU {matrix.mean_iou:.3f}"
     if config.task == "classification":

@@ -1,5 +1,6 @@
 """Explain why a run failed: the first layer that is not finite, the batch size that fits."""
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,9 @@ from pathlib import Path
 import torch
 
 from ...step import split_batch
-from ..data import Batch, Batches
+from ..data import Batch, BatchStream
 from ..folders import runfolder
-from ..sizes import Size
+from ..sizes import format_size
 from .distributed import peak_mib
 from .evaluate import evaluating, predict
 from .faults import DeviceError, FaultError, GuardStatus, find_first_nonfinite, fits_in_memory
@@ -89,10 +90,11 @@ def memory_fault(run: TrainingRun) -> FaultError:
     )
 
 
-def memory_fault_at_start(device: torch.device, size: Size, width: float) -> FaultError:
+def memory_fault_at_start(device: torch.device, size: Sequence[int], width: float) -> FaultError:
     """Return the out-of-memory error before the first step."""
     return FaultError(
-        f"out of memory on {device} before the first step, with images of {size[0]}x{size[1]} and "
+        f"out of memory on {device} before the first step, with images of "
+        f"{format_size(size)} and "
         f"width {width:g}; choose a smaller --size, --width or --train-limit"
     )
 
@@ -159,7 +161,7 @@ def _try_step_and_evaluation(run: TrainingRun, images: int, evaluated: int) -> N
         predict(run.model, _first_batch(run.val, evaluated).images, run.config.window)
 
 
-def _first_batch(batches: Batches, images: int) -> Batch:
+def _first_batch(batches: BatchStream, images: int) -> Batch:
     """Return a batch of this many images from the same data, for this process alone."""
     smaller = copy(batches)
     smaller.batch_size, smaller.rank, smaller.world = images, 0, 1

@@ -24,14 +24,16 @@ from torch.func import functional_call, vmap
 from ...step import WARMUP_STEPS
 from ..folders import runfolder
 from ..folders.runlock import RunLock
-from .config import ADDED_LATER, Train
+from .config import Train
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib
 from .faults import FaultError, GuardStatus, is_out_of_memory
 from .interrupts import Interrupts, Stopped, interrupts
 from .loop import finish_epoch
 from .progress import Display, step_status
-from .run import TrainingRun, claim_folder, is_finished, load_started_config, open_run
+from .run import TrainingRun
+from .settings import ADDED_LATER
+from .start import claim_folder, is_finished, load_started_config, open_run
 
 VARIED = ("seed", "lr", "out")  # settings in which the networks may differ
 CHECK_EVERY = 256  # steps between two reads of the loss, for which Python waits for a GPU
@@ -156,7 +158,7 @@ def _train_runs(runs: Sequence[TrainingRun], display: Display, received: Interru
             run.model.load_state_dict(networks.state(index))
             run.loss_sum.copy_(networks.loss_sum[index])
             run.position.seconds = seconds
-            run.position.images = len(run.train.cache) if epoch else 0
+            run.position.images = len(run.train.dataset) if epoch else 0
             try:
                 if networks.bad[index]:
                     steps = int(networks.good_steps[index])
@@ -195,7 +197,7 @@ def _train_epoch(
                 break
             finite = [loss for loss, is_bad in zip(loss_sums, bad, strict=True) if not is_bad]
             speed = images / (time.perf_counter() - started)
-            left = (config.epochs - epoch + 1) * len(streams[0].cache) - images
+            left = (config.epochs - epoch + 1) * len(streams[0].dataset) - images
             loss = sum(finite) / len(finite) / images
             display.advance(step, step_status(loss, speed, peak_mib(networks.device), left))
     return time.perf_counter() - started

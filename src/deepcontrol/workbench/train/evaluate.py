@@ -6,7 +6,6 @@ benchmarks/crops.py). Images larger than the training size are therefore evaluat
 that size.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,18 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import Batch, Batches
+from ..data import Batch, BatchStream
+from ..data.tiles import Windows, windows
 from ..metrics import ConfusionMatrix, sum_over_processes_
 from ..sizes import Size
 from .build import class_logits
 from .faults import NotFiniteError
 
-Windows = list[tuple[int, slice]]  # along one side: start of each window, pixels it predicts
-
 
 def evaluate(
     model: nn.Module,
-    batches: Batches,
+    batches: BatchStream,
     autocast: torch.dtype | None = None,
     after_batch: Callable[[Batch, Any], None] = lambda batch, outputs: None,
     window: Size | None = None,
@@ -45,7 +43,7 @@ def evaluate(
     Raises:
         NotFiniteError: A logit of any process was not finite. argmax would count NaN as a class.
     """
-    matrix = ConfusionMatrix(len(batches.cache.classes), batches.device, batches.ignored_label)
+    matrix = ConfusionMatrix(len(batches.dataset.classes), batches.device, batches.ignored_label)
     bad_batches = torch.zeros((), dtype=torch.int64, device=batches.device)
     with evaluating(model, batches.device, autocast):
         for batch in batches.epoch():
@@ -111,31 +109,6 @@ def split_windows(images: Tensor, size: Size | None) -> list[Tensor]:
         for top, _ in rows
         for left, _ in columns
     ]
-
-
-def windows(length: int, size: int) -> Windows:
-    """Return the windows along one side: each start, and the pixels that it predicts.
-
-    >>> windows(384, 256)
-    [(0, slice(0, 192, None)), (128, slice(192, 384, None))]
-    >>> windows(512, 512)
-    [(0, slice(0, 512, None))]
-    """
-    starts = window_starts(length, size, stride=size)
-    borders = [(a + b + size) // 2 for a, b in itertools.pairwise(starts)]
-    predicted = itertools.pairwise([0, *borders, length])
-    return [(start, slice(*part)) for start, part in zip(starts, predicted, strict=True)]
-
-
-def window_starts(length: int, size: int, stride: int) -> list[int]:
-    """Return evenly spaced starts of windows over a side, at most `stride` apart.
-
-    >>> window_starts(384, 256, 256), window_starts(384, 256, 64), window_starts(200, 256, 64)
-    ([0, 128], [0, 64, 128], [0])
-    """
-    rest = max(0, length - size)
-    count = 1 + -(-rest // stride)
-    return [round(i * rest / max(1, count - 1)) for i in range(count)]
 
 
 def _windows_of(images: Tensor, size: Size) -> tuple[Windows, Windows]:

@@ -22,13 +22,13 @@ from torch.nn.utils import clip_grad_norm_
 from ...step import TrainingStep
 from ..folders.output import replacing
 from ..optim import set_lr
-from .build import build_data, build_model, build_objective, open_sources, scale_to_images_
+from .build import build_data, build_model, build_objective, move_, open_sources, scale_to_images_
 from .config import Train
 from .diagnosis import memory_fault_at_start
 from .distributed import choose_autocast, choose_device, configure_torch, process_group
 from .faults import is_out_of_memory
 from .progress import Display
-from .run import build_optimizer
+from .start import build_optimizer
 
 PICTURE = "find-lr.png"
 # Learning rates to try, relative to --lr or its default: 1/32 to 32.
@@ -188,7 +188,7 @@ def run_find_lr(config: Train, steps: int, console: Console) -> int:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise memory_fault_at_start(device, config.image_size, config.width) from error
+        raise memory_fault_at_start(device, config.sample_size, config.width) from error
     _print_search(search, steps, console)
     try:  # a training machine may lack matplotlib
         draw_search(search, config.out / PICTURE)
@@ -204,11 +204,9 @@ def _search(config: Train, steps: int, device: torch.device, console: Console) -
         sources = open_sources(config)
         train = build_data(config, sources, group, display.decoding).train
         model = build_model(config, len(sources.train.classes))
-        scale_to_images_(model, config, train.cache)
-        model.to(device)
-        if device.type == "cuda":
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        objective = build_objective(config, train.cache, device)
+        scale_to_images_(model, config, train)
+        move_(model, device)
+        objective = build_objective(config, train.dataset, device)
 
         def before_update(loss: Tensor) -> Tensor:
             if config.clip_grad_norm is not None:

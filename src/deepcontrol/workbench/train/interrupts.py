@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,8 +48,11 @@ class Interrupts:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Handle both signals while the block runs."""
+    """Handle both signals while the block runs. Only a main thread receives signals."""
     received = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
     before = {s: signal.signal(s, received.handle) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...nn import AGCConv2d, AGCConvPool2d, AGCLinear
+from ...nn import AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
 from ...nn.conv import padded
 from ...ops import center_bias_act, gain_conv
 from ..models.norms import FilterResponseNorm2d
@@ -66,13 +66,13 @@ class LayerStats:
 
 
 def is_neuron(module: nn.Module) -> bool:
-    return isinstance(module, (AGCConv2d, AGCLinear))
+    return isinstance(module, (AGCConv2d, AGCConv3d, AGCLinear))
 
 
 def is_block(module: nn.Module) -> bool:
     """Return whether a module is a block of a filter layer, its norm and its activation."""
     first = module[0] if isinstance(module, nn.Sequential) and len(module) > 1 else None
-    return isinstance(first, (nn.Conv2d, nn.Linear)) and not is_neuron(first)
+    return isinstance(first, (nn.Conv2d, nn.Conv3d, nn.Linear)) and not is_neuron(first)
 
 
 def active_mask(module: nn.Module, input: Tensor, output: Any) -> Tensor:

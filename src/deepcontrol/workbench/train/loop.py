@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import nn
 
 from ..data import Batch
 from ..folders import records, runfolder
 from ..folders.runlock import RunLock
 from ..metrics import ConfusionMatrix
+from .build import Sources
 from .config import Train
 from .diagnosis import (
     device_fault,
@@ -25,12 +27,24 @@ from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_device_failure, is_out_of_memory
 from .interrupts import Stopped, interrupts
 from .progress import Display, epoch_line, one_class_line, sample_sheet, save_png, step_status
-from .run import TrainingRun, claim_folder, images_in_batch, open_run
+from .run import TrainingRun, images_in_batch
 from .snapshot import snapshot
+from .start import claim_folder, open_run
 
 
-def train(config: Train, console: Console) -> int:
+def train(
+    config: Train,
+    console: Console,
+    sources: Sources | None = None,
+    model: nn.Module | None = None,
+) -> int:
     """Train or resume a run until its last epoch. Return the exit code.
+
+    Args:
+        config: Settings of the run.
+        console: For messages and progress.
+        sources: The data. By default those that the settings name.
+        model: The network, which is trained in place. By default that of the settings.
 
     Raises:
         ValueError, OSError, FaultError: The message explains the failure to the user.
@@ -43,7 +57,7 @@ def train(config: Train, console: Console) -> int:
         Display(console, group.is_main) as display,
     ):
         try:
-            with open_run(config, group, display, received, held) as run:
+            with open_run(config, group, display, received, held, sources, model) as run:
                 return train_run(run)
         except Stopped as stopped:
             display.log(f"{stopped}: nothing to save yet.")
@@ -52,7 +66,7 @@ def train(config: Train, console: Console) -> int:
             if not is_out_of_memory(error):
                 raise
             # train_run has its own message, so this happened in open_run.
-            raise memory_fault_at_start(group.device, config.image_size, config.width) from error
+            raise memory_fault_at_start(group.device, config.sample_size, config.width) from error
 
 
 def train_run(run: TrainingRun) -> int:
@@ -168,7 +182,7 @@ def finish_epoch(run: TrainingRun) -> None:
             save_png(sheet, runfolder.sample_path(run.config.out, epoch))
     run.display.log(epoch_line(metrics, run.config.epochs))
     if epoch == run.config.epochs and matrix.only_class is not None:
-        run.display.log(one_class_line(run.val.cache.classes[matrix.only_class], run.config.task))
+        run.display.log(one_class_line(run.val.dataset.classes[matrix.only_class], run.config.task))
     run.advance_epoch(matrix.pixel_error)
     run.eval_seconds = time.perf_counter() - started
 
@@ -215,13 +229,13 @@ def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float]:
         run.stop_if_asked()
 
     matrix = evaluate(run.evaluated, run.val, run.step.autocast, after_batch, run.config.window)
-    return matrix, float(loss_sum) / len(run.val.cache)
+    return matrix, float(loss_sum) / len(run.val.dataset)
 
 
 def _layer_stats(run: TrainingRun) -> dict[str, Any]:
     """Compute the layers' statistics on the first window of the first validation batch."""
     images = split_windows(next(iter(run.val.epoch())).images, run.config.window)[0]
-    has_images = run.group.rank < min(run.val.batch_size, len(run.val.cache))
+    has_images = run.group.rank < min(run.val.batch_size, len(run.val.dataset))
     with evaluating(run.evaluated, run.group.device, run.step.autocast):
         return run.layer_stats.compute(images, run.group, has_images)
 

@@ -5,8 +5,9 @@ import math
 import torch
 
 from ...nn import saved_bytes
-from ..data import Source
+from ..data import DatasetSplit, Source
 from ..hardware import total_memory
+from ..sizes import format_size
 from .build import build_network
 from .config import Train
 from .distributed import choose_autocast
@@ -16,26 +17,27 @@ MIN_PIXELS = 2**21  # images x height x width x multiplier of the filters
 COMPILED_SHARE = 0.5  # torch.compile saves less for the backward than the layers ask for
 
 
-def check_memory(config: Train, source: Source, device: torch.device, processes: int = 1) -> None:
+def check_memory(
+    config: Train, source: Source | DatasetSplit, device: torch.device, processes: int = 1
+) -> None:
     """Raise ValueError if a step needs more memory than the machine has.
 
     The estimate is a lower bound: parameters, their gradients and momentum, and the tensors saved
     for the backward. A run that passes may still run out of memory.
     """
     images = -(-min(config.batch_size, len(source)) // (processes * config.accumulate))
-    if images * math.prod(config.image_size) * config.width < MIN_PIXELS:
+    if images * math.prod(config.sample_size) * config.width < MIN_PIXELS:
         return
     total = total_memory(device)
     # The images alone come first: shapes beyond 2^63 bytes cannot even be described.
-    needed: float = 4 * config.in_channels * images * math.prod(config.image_size)
+    needed: float = 4 * config.in_channels * images * math.prod(config.sample_size)
     if needed <= total:
         needed = max(needed, step_bytes(config, len(source.classes), images, device, processes))
     if needed > total:
-        height, width = config.image_size
         raise ValueError(
-            f"a step with {images} image{'s' * (images > 1)} of {height}x{width} needs at least "
-            f"{needed / 2**30:,.1f} GiB, but {device} has {total / 2**30:,.1f} GiB: choose a "
-            "smaller --batch-size, --size or --width"
+            f"a step with {images} image{'s' * (images > 1)} of {format_size(config.sample_size)} "
+            f"needs at least {needed / 2**30:,.1f} GiB, but {device} has {total / 2**30:,.1f} GiB: "
+            "choose a smaller --batch-size, --size or --width"
         )
 
 
@@ -50,7 +52,7 @@ def step_bytes(
         model = build_network(config, classes).to("meta")  # others' networks are on the CPU
     state = state_bytes(config, sum(p.numel() for p in model.parameters()), processes)
     dtype = choose_autocast(config.precision, device) or torch.float32
-    shape = (images, config.in_channels, *config.image_size)
+    shape = (images, config.in_channels, *config.sample_size)
     saved = saved_bytes(model.to(dtype), torch.empty(shape, device="meta", dtype=dtype))
     return state + saved * (COMPILED_SHARE if config.engine.startswith("compile") else 1)
 

@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from torch import Tensor, nn
 
-from ..data import VOID, Batches, ClassificationBatches, Task
-from ..data.batches import PIXEL_MEAN, PIXEL_STD
+from ..data import VOID, BatchStream, Task
 from ..data.inspect import colored
 from ..data.survey import as_rgb
 from ..folders.output import replacing
@@ -175,7 +174,10 @@ class Events:
 
 
 def sample_sheet(
-    model: nn.Module, batches: Batches, autocast: torch.dtype | None, window: Size | None = None
+    model: nn.Module,
+    batches: BatchStream,
+    autocast: torch.dtype | None,
+    window: Size | None = None,
 ) -> NDArray[np.uint8]:
     """Draw images, labels, predictions and errors side by side, one row per image.
 
@@ -185,9 +187,9 @@ def sample_sheet(
     Returns:
         The picture, (H, W, 3).
     """
-    if isinstance(batches, ClassificationBatches):
+    if batches.dataset.task == "classification":
         return class_sheet(model, batches, autocast)
-    count = len(batches.cache)
+    count = len(batches.dataset)
     # Evenly spread, because neighboring images may be frames of one scene.
     wanted = dict.fromkeys(i * count // SAMPLES_SHOWN for i in range(SAMPLES_SHOWN))
     rows: list[NDArray[np.uint8]] = []
@@ -211,15 +213,22 @@ def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
 
 
 def _sample_row(
-    image: Tensor, labels: Tensor, predicted: Tensor, batches: Batches
+    image: Tensor, labels: Tensor, predicted: Tensor, batches: BatchStream
 ) -> NDArray[np.uint8]:
-    pixels = (image.permute(1, 2, 0).float() * PIXEL_STD + PIXEL_MEAN).round().clamp(0, 255)
-    shown = as_rgb(pixels.to(torch.uint8).cpu().numpy())
+    if image.dim() == 4:
+        depth = _shown_slice(labels)
+        image, labels, predicted = image[:, depth], labels[depth], predicted[depth]
+    shown = as_rgb(batches.pixels(image))
     truth, guess = labels.cpu().numpy(), predicted.to(torch.uint8).cpu().numpy()
-    palette = batches.cache.palette
+    palette = batches.dataset.palette
     return np.hstack(
         [shown, colored(truth, palette), colored(guess, palette), _errors(truth, guess, shown)]
     )
+
+
+def _shown_slice(labels: Tensor) -> int:
+    """Return the slice of a volume with the most pixels of other classes than the background."""
+    return int(((labels > 0) & (labels != VOID)).flatten(1).sum(1).argmax())
 
 
 def _errors(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models import ExternalNetwork
 from .checkpoint import FORMAT, Checkpoint, CheckpointError
 from .distributed import Group, is_sharded, shard_like, unshard
 
@@ -106,6 +107,8 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     Raises:
         CheckpointError: A name, shape or dtype differs.
     """
+    if isinstance(model, ExternalNetwork) and model.network.state_dict().keys() == weights.keys():
+        model = model.network  # the run was trained by `Trainer` on the network itself
     own = model.state_dict()
     if own.keys() != weights.keys():
         missing, more = (

@@ -1,0 +1,259 @@
+"""Settings of a training run: the options of `deepcontrol train` and their defaults."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...step import Engine
+from ..data import (
+    DATASET_NAMES,
+    DEFAULT_SIZES,
+    DataName,
+    DatasetName,
+    Fit,
+    FolderOptions,
+    Task,
+    channels_of,
+    data_task,
+)
+from ..losses import LossName
+from ..models import CUSTOM, Norm, external_task, is_external, task_of
+from ..optim import (
+    OptimizerName,
+    RecipeName,
+    Schedule,
+    default_lr,
+)
+from ..sizes import Size, TrainingSize
+
+EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
+
+Augmentation = Literal["none", "flip", "crop+flip", "strong"]
+
+# Fields that are newer than format 1, with the values that older runs were trained with.
+ADDED_LATER = {
+    "clip_grad_norm": None,
+    "eval_whole": True,
+    "schedule": "constant",
+    "warmup_epochs": 0.0,
+    "weight_decay": 0.0,
+    "augment": None,
+    "channels": None,
+    "fit": "resize",
+    "val_fraction": 0.2,
+    "pretrained": False,
+    "optimizer": "sgd",
+    "loss": "ce",
+    "accumulate": 1,
+    "ema": None,
+    "patience": None,
+    "minutes": None,
+    "recipe": "paper",
+}
+# Options of some datasets only.
+FOLDER_OPTIONS = {
+    "channels": ("folder", "coco", "nnunet", *DATASET_NAMES),
+    "fit": ("folder", "coco"),
+    "val_fraction": ("folder", "coco", "nnunet"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a run, and the values that follow from them. `Train` checks them."""
+
+    out: Path
+    """Run folder. An existing run is resumed."""
+    model: str = "segnet"
+    """Network. To label pixels: segnet, unet (residual), or classnet, which also predicts contours
+    from the dataset's instance labels. To label volumes: unet3d. To classify images: resnet18,
+    resnet50, resnet20, resnet56, resnet110, mlp, or plain20, plain56, plain110 (without shortcuts).
+    From other libraries: timm:NAME, smp:Unet/resnet34, torchvision:deeplabv3_resnet50. Your own:
+    module:function, called with classes and in_channels. The last four are converted with --norm
+    agc and left as they are with --norm bn."""
+    pretrained: bool = False
+    """Start from the weights that timm, smp or torchvision has for the network."""
+    norm: Norm = "agc"
+    """agc (automatic gain control), agc+wn (AGC with weight normalization), bn (BatchNorm), gn
+    (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response Normalization), evonorm-s0,
+    ws+gn (weight standardization and GroupNorm), or none."""
+    data: Literal[DataName, DatasetName] = "streets"
+    """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`), coco images
+    with COCO's JSON, and nnunet volumes in nnU-Net's raw layout. cityscapes14 is Cityscapes with
+    ClassNet's 14 classes. The last four are for classification; imagefolder is a folder with one
+    subfolder of images per class."""
+    data_root: Path | None = None
+    """Dataset folder. Not needed for streets."""
+    size: TrainingSize | None = None
+    """Training size. Larger images are cropped; evaluation of segmentation uses windows of this
+    size. None: 256x512 for segmentation, 256x256 for folder and coco, 96x96x96 for nnunet, 32x32
+    for CIFAR, 28x28 for Fashion-MNIST, 224x224 for imagefolder."""
+    fit: Fit = "resize"
+    """How images of --data folder or coco, of any size, become images of --size. resize: scaled to
+    fit, with their aspect ratio; the rest is padded with border pixels that have no label. tile:
+    cut into tiles of this size at their own resolution."""
+    channels: int | None = None
+    """Channels of the images of --data folder or coco. None: 3; gray images are repeated, opacity
+    is dropped. Volumes have those of dataset.json."""
+    val_fraction: float = 0.2
+    """Share of the images for validation: of --data folder and coco if they have no val/, and of
+    the cases of nnunet. A hash of the file name selects them, so that new images do not change the
+    split."""
+    width: float = 1.0
+    """Multiplier for the number of filters in every layer."""
+    batch_size: int = 4
+    """Images per step, over all processes."""
+    accumulate: int = 1
+    """Split each batch into this many parts that are computed one after the other, to save memory.
+    With AGC the update is the same (up to rounding); BatchNorm sees the parts."""
+    recipe: RecipeName = "paper"
+    """Defaults of --schedule, --warmup-epochs and --weight-decay; options that are given win. paper
+    has a constant learning rate and no weight decay. recommended has a warm-up of 1 epoch (at most
+    a tenth of --epochs), a cosine schedule, and a weight decay of 0.0001 (0.01 for adamw). The
+    learning rate and the momentum are those of the options below."""
+    optimizer: OptimizerName = "sgd"
+    """sgd (with momentum) or adamw."""
+    lr: float | None = None
+    """Learning rate. None: 0.02 x batch size for segmentation, 0.1 x (batch size / 128)^0.75 for
+    classification, 0.001 for adamw."""
+    # None stands for the recipe's value, which `__post_init__` fills in.
+    schedule: Schedule = None  # type: ignore[assignment]
+    """constant, or a learning rate that falls to 0 over all epochs, which are then fixed: cosine,
+    poly (power 0.9), or onecycle, which rises from lr / 25 in the first 30% of the steps.
+    None: the recipe's."""
+    warmup_epochs: float = None  # type: ignore[assignment]
+    """Epochs in which the learning rate rises linearly from 0. May be a fraction. None: the
+    recipe's."""
+    weight_decay: float = None  # type: ignore[assignment]
+    """Weight decay of the filters. Norms, AGC parameters and biases have none. None: the
+    recipe's."""
+    momentum: float = 0.9
+    """Momentum of SGD, at most 0.999."""
+    clip_grad_norm: float | None = None
+    """Clip the gradient's norm to this value. Try 1 if AGC diverges at a high learning rate."""
+    loss: LossName = "ce"
+    """Loss: ce (cross-entropy), dice, ce+dice (their sum), or focal (gamma 2). Classification has
+    ce and focal."""
+    ema: float | None = None
+    """Evaluate and save an exponential moving average of the weights with this decay, such as
+    0.999. The average is shorter in the first steps."""
+    epochs: int = 150
+    """Number of epochs. A finished run can be resumed with more."""
+    patience: int | None = None
+    """Stop when the lowest validation error is this many epochs old."""
+    minutes: float | None = None
+    """Stop before an epoch that would not end within this many minutes. The same command resumes
+    the run."""
+    seed: int = 0
+    """Seed for initialization, shuffling and augmentation."""
+    init: Literal["he", "identity", "unit"] = "he"
+    """Initialization: he (fan-in), identity (the paper's variant), unit (AGC: unit variance)."""
+    fixed_lambda: float | None = None
+    """Fix AGC's lambda (share of the mean that is subtracted) instead of learning it."""
+    fixed_gamma: float | None = None
+    """Fix AGC's gamma (gain) instead of learning it, at this multiple of its initial value: 1, or
+    in residual and plain networks 1.21 and less at the end of a branch."""
+    class_weight_scale: float = 1.0
+    """Mean of the class weights in the loss. Classification has no class weights."""
+    augment: Augmentation | None = None
+    """Random augmentation. crop+flip is for classification: images are padded by an eighth of
+    their side (4 pixels for CIFAR), cropped and flipped. strong is for segmentation: flip, zoom by
+    0.7 to 1.4, and brightness, contrast and saturation by 0.7 to 1.3. None: flip for segmentation,
+    crop+flip for classification."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device. auto uses a GPU if there is one."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """bf16 uses autocast with fp32 parameters. auto is bf16 on a GPU and fp32 on a CPU."""
+    engine: Engine = "graph"
+    """How a step is executed. On a CPU, graph means eager."""
+    deterministic: bool = False
+    """Bit-identical results on a GPU, at some cost in speed. Runs on a CPU always are."""
+    fsdp: bool = False
+    """Shard parameters, gradients and momentum over the processes (FSDP2)."""
+    train_limit: int | None = None
+    """Use only the first N training images."""
+    val_limit: int | None = None
+    """Use only the first N validation images."""
+    workers: int = 0
+    """Threads that prepare batches. The batches do not depend on this number."""
+    eval_batch_size: int | None = None
+    """Images per evaluation batch, over all processes. None: --batch-size; classification takes
+    more if it is small, 256 for images of 32x32."""
+    eval_whole: bool = False
+    """Evaluate images larger than --size whole, not in windows. Usually worse for AGC."""
+    save_epochs: int = 1
+    """Save a checkpoint every N epochs and after the last one. best/ has the lowest error."""
+    save_steps: int = 0
+    """Also save a checkpoint every N steps. 0 saves only at the end of epochs."""
+    sample_epochs: tuple[int, ...] = (1, 10, 50, 100, 150)
+    """Epochs after which to draw validation images with their predictions."""
+
+    @property
+    def task(self) -> Task:
+        """The task of the network, or of its data if the network has none of its own."""
+        if self.model == CUSTOM:
+            return data_task(self.data)
+        if is_external(self.model):
+            return external_task(self.model) or data_task(self.data)
+        return task_of(self.model)
+
+    @property
+    def has_own_images(self) -> bool:
+        """Whether `fit` and `channels` say how to read images of any size and kind."""
+        return self.data in FOLDER_OPTIONS["fit"]
+
+    @property
+    def folder_options(self) -> FolderOptions:
+        """How to read a folder of images and masks."""
+        tile = self.image_size if self.fit == "tile" else None
+        return FolderOptions(self.val_fraction, self.in_channels, tile)
+
+    @property
+    def sample_size(self) -> tuple[int, ...]:
+        """`size`, or the default of the dataset: H, W, or D, H, W for volumes."""
+        return DEFAULT_SIZES[self.data] if self.size is None else self.size
+
+    @property
+    def image_size(self) -> Size:
+        """Height and width of the images, or of a volume's slices."""
+        return self.sample_size[-2], self.sample_size[-1]
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images."""
+        return channels_of(self.data) if self.channels is None else self.channels
+
+    @property
+    def learning_rate(self) -> float:
+        """`lr`, or the rule for the task and the batch size. A schedule scales it."""
+        if self.lr is not None:
+            return self.lr
+        return default_lr(self.task, self.batch_size, self.optimizer)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """`augment`, or the default of the task."""
+        if self.augment is not None:
+            return self.augment
+        return "flip" if self.task == "segmentation" else "crop+flip"
+
+    @property
+    def window(self) -> Size | None:
+        """Size of the windows for evaluation, or None to evaluate whole images."""
+        if self.eval_whole or self.task == "classification" or len(self.sample_size) == 3:
+            return None
+        return self.image_size
+
+    @property
+    def val_batch_size(self) -> int:
+        """`eval_batch_size`, or the batch size of training.
+
+        Classification evaluates more images at a time: one by one, the evaluation of thousands of
+        small images would take longer than an epoch.
+        """
+        if self.eval_batch_size is not None:
+            return self.eval_batch_size
+        if self.task == "segmentation":
+            return self.batch_size
+        return max(self.batch_size, EVAL_PIXELS // math.prod(self.sample_size))
