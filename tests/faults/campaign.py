@@ -4,7 +4,8 @@
 
 Each class of faults is tried `count` times, those that start processes `processes` times. An
 attempt is "detected" if an error or a note names the fault, "harmless" if every value read or
-resumed is the original one, and failed otherwise: a changed value in silence, an unexpected
+resumed is the original one (without a checksum: if reading stays within its limits), and failed
+otherwise: a changed value in silence, an unexpected
 exception, a signal that ends the process, or a changed file outside of the folder. The exit code is
 1 if any attempt failed. With --write, the counts go to results.csv in this folder and, as a table,
 to docs/reliability.md.
