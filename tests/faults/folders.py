@@ -36,9 +36,10 @@ from deepcontrol.workbench.train.checkpoint import (
     save_best,
     save_last,
 )
-from deepcontrol.workbench.train.config import load_config
+from deepcontrol.workbench.train.config import load_config, to_json
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.snapshot import BUFFER, Position, restore, snapshot
+from tests.workbench.train.runs import tiny
 
 Result = Literal["detected", "harmless"]
 Attempt = Callable[[random.Random, Path], Result]
@@ -274,10 +275,14 @@ def hostile_values(rng: random.Random, folder: Path) -> Result:
     run = folder / "values"
     if not run.exists():
         make_run(run)
+        content = {**CONFIG, "config": to_json(tiny())}
+        write_json(run / runfolder.CONFIG, content, 2)
+        config = (run / runfolder.CONFIG).read_bytes()
+        (run / runfolder.LAST / runfolder.CONFIG).write_bytes(config)
     names = (runfolder.CONFIG, runfolder.METRICS, runfolder.LAYERS, runfolder.DIVERGED)
     path = run / rng.choice(names)
-    content = path.read_text()
-    lines = content.splitlines() if path.suffix == ".jsonl" else [content]
+    text = path.read_text()
+    lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     at = rng.randrange(len(lines))
     row = json.loads(lines[at])
     del row["crc"]
@@ -285,17 +290,19 @@ def hostile_values(rng: random.Random, folder: Path) -> Result:
     lines[at] = add_checksum(json.dumps({"kept": 0, **row}))
     path.write_text("\n".join([*lines, ""]))
     try:
-        content_read = runfolder.read_run(run)
+        found = runfolder.read_run(run)
         if rng.random() < 0.02:  # a page takes a second
-            page = write_page([content_read], [], folder / "page").read_text()
+            page = write_page([found], [], folder / "page").read_text()
             assert "<script>alert" not in page
-        check_config(run, runfolder.LAST, (run / runfolder.LAST / runfolder.CONFIG).read_bytes())
         load_config(run)
+        check_config(run, runfolder.LAST, (run / runfolder.LAST / runfolder.CONFIG).read_bytes())
+        if found.notes:
+            return "detected"
     except (ValueError, OSError):
         return "detected"
     finally:
-        path.write_text(content)
-    return "harmless"
+        path.write_text(text)
+    return "harmless"  # nothing depends on the value, or it is as good as any other
 
 
 VALUES: tuple[Any, ...] = (
