@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn", "deepcontrol.convert"},
     f"{W}.imagefile": set(),
     f"{W}.terminal": set(),
+    f"{W}.legend": set(),
     f"{W}.helptext": set(),
     f"{W}.data": {
         "streets",
@@ -56,6 +57,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.data",
         f"{W}.hardware",
         f"{W}.folders",
+        f"{W}.legend",
         f"{W}.losses",
         f"{W}.metrics",
         f"{W}.models",
@@ -79,6 +81,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.data",
         f"{W}.imagefile",
         f"{W}.folders",
+        f"{W}.legend",
         f"{W}.sizes",
         f"{W}.terminal",
         f"{W}.train",

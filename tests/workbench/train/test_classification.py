@@ -31,7 +31,6 @@ from deepcontrol.workbench.train.build import (
     open_sources,
 )
 from deepcontrol.workbench.train.checkpoint import Checkpoint, load, save_best
-from deepcontrol.workbench.train.class_sheet import WRONG, draw_sheet
 from deepcontrol.workbench.train.config import Model
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import evaluate
@@ -40,6 +39,7 @@ from deepcontrol.workbench.train.layer_stats import LayerStats
 from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
 from deepcontrol.workbench.train.run import open_run
+from deepcontrol.workbench.train.sheets import WRONG, draw_sheet
 from tests.noise import make_cifar
 from tests.processes import WORLD, run_two
 from tests.workbench.train.classifiers import STEPS, TRAIN, VAL, command, tiny, train_here

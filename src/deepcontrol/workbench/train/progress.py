@@ -1,4 +1,4 @@
-"""Show the progress of a run: terminal, TensorBoard, pictures of predictions."""
+"""Show the progress of a run: terminal and TensorBoard."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -6,27 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from PIL import Image
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from torch import Tensor, nn
 
-from ..data import VOID, Batches, ClassificationBatches, Task
-from ..data.batches import PIXEL_MEAN, PIXEL_STD
-from ..data.inspect import colored
-from ..data.survey import as_rgb
-from ..folders.output import replacing
-from ..sizes import Size
-from .class_sheet import class_sheet
-from .evaluate import evaluating, predict
-
-SAMPLES_SHOWN = 4
-ERROR_COLOR = (255, 48, 48)
-
+from ..data import Task
 
 # Terminal
 
@@ -169,65 +153,3 @@ class Events:
         except OSError as error:
             self._writer = None
             self._log(f"TensorBoard events stopped: {error}")
-
-
-# Pictures
-
-
-def sample_sheet(
-    model: nn.Module, batches: Batches, autocast: torch.dtype | None, window: Size | None = None
-) -> NDArray[np.uint8]:
-    """Draw images, labels, predictions and errors side by side, one row per image.
-
-    The images are spread evenly over the split. In distributed training all processes must call
-    this function, and each draws its own images. For classification see `class_sheet`.
-
-    Returns:
-        The picture, (H, W, 3).
-    """
-    if isinstance(batches, ClassificationBatches):
-        return class_sheet(model, batches, autocast)
-    count = len(batches.cache)
-    # Evenly spread, because neighboring images may be frames of one scene.
-    wanted = dict.fromkeys(i * count // SAMPLES_SHOWN for i in range(SAMPLES_SHOWN))
-    rows: list[NDArray[np.uint8]] = []
-    with evaluating(model, batches.device, autocast):
-        for number, batch in enumerate(batches.epoch()):
-            start = number * batches.batch_size
-            offsets = [i - start for i in wanted if 0 <= i - start < batches.batch_size]
-            if not offsets:
-                continue
-            predicted = predict(model, batch.images, window)
-            for offset in offsets:
-                i = min(offset // batches.world, len(predicted) - 1)
-                rows.append(_sample_row(batch.images[i], batch.labels[i], predicted[i], batches))
-    return np.vstack(rows)
-
-
-def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
-    """Write a picture into a folder of the run folder."""
-    with replacing(path, inside=path.parent.parent) as file:
-        Image.fromarray(pixels).save(file, "PNG")
-
-
-def _sample_row(
-    image: Tensor, labels: Tensor, predicted: Tensor, batches: Batches
-) -> NDArray[np.uint8]:
-    pixels = (image.permute(1, 2, 0).float() * PIXEL_STD + PIXEL_MEAN).round().clamp(0, 255)
-    shown = as_rgb(pixels.to(torch.uint8).cpu().numpy())
-    truth, guess = labels.cpu().numpy(), predicted.to(torch.uint8).cpu().numpy()
-    palette = batches.cache.palette
-    return np.hstack(
-        [shown, colored(truth, palette), colored(guess, palette), _errors(truth, guess, shown)]
-    )
-
-
-def _errors(
-    truth: NDArray[np.uint8], guess: NDArray[np.uint8], shown: NDArray[np.uint8]
-) -> NDArray[np.uint8]:
-    """Draw wrong pixels in red over the darkened image, and void pixels in black."""
-    gray = shown.mean(2, keepdims=True) * 0.5
-    picture = np.repeat(gray, 3, axis=2).astype(np.uint8)
-    picture[(guess != truth) & (truth != VOID)] = ERROR_COLOR
-    picture[truth == VOID] = 0
-    return picture
