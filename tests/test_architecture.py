@@ -100,6 +100,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.folders",
         f"{W}.predict",
         f"{W}.sizes",
+        f"{W}.terminal",
         f"{W}.train",
     },
     f"{W}.study": {

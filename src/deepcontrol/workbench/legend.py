@@ -55,8 +55,3 @@ def fit_text(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, widt
     while len(text) > 1 and font.getlength(text) > width:
         text = text[:-1]
     return text
-
-
-def save_legend(entries: Sequence[tuple[str, Color]], width: int = 480) -> Image.Image:
-    """Return a legend as an image of its own."""
-    return Image.fromarray(draw_legend(entries, width))

@@ -82,6 +82,7 @@ def test_records_of_a_run(classifier: Path) -> None:
         assert sheet.size == (8 * 108, 3 * 138)
     assert {path.name.split(".")[0] for path in classifier.iterdir()} == {
         "config", "metrics", "layers", "events", "last", "previous", "best", "samples", "lock",
+            "validation",
     }  # fmt: skip
 
 
