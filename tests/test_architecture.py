@@ -67,6 +67,17 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.errors": {f"{W}.train"},
     f"{W}.data_init": {f"{W}.data", f"{W}.folders"},
     f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
+    f"{W}.demo": {
+        "deepcontrol.nn",
+        "deepcontrol.step",
+        f"{W}.data",
+        f"{W}.folders",
+        f"{W}.legend",
+        f"{W}.losses",
+        f"{W}.predict",
+        f"{W}.report",
+        f"{W}.train",
+    },
     f"{W}.bench": {
         "deepcontrol.nn",
         "deepcontrol.ops",
@@ -114,6 +125,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.train",
     },
     f"{W}.cli": {
+        f"{W}.demo",
         f"{W}.bench",
         f"{W}.data",
         f"{W}.data_init",

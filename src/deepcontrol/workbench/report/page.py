@@ -89,7 +89,8 @@ def environment() -> jinja2.Environment:
     )
 
 
-def _render(template: str, folder: Path, inside: Path | None = None, **content: Any) -> Path:
+def render(template: str, folder: Path, inside: Path | None = None, **content: Any) -> Path:
+    """Write index.html from a template and return its path."""
     page = folder / PAGE
     html = environment().get_template(template).render(text=text, **content)
     write_atomic(page, html, inside=inside or folder)
@@ -138,7 +139,7 @@ def write_page(
         refresh: Seconds after which the page reloads itself; None for never.
         inside: Folder that the user named, if `folder` is below it.
     """
-    return _render(
+    return render(
         "page.html",
         folder,
         inside,
@@ -236,7 +237,7 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path, refresh: int | No
     sweeps = write_sweeps(study, out)
     errors = final_errors(study, runs)
     write_atomic(out / VERDICT_TABLE, text.verdicts_markdown(study) + "\n", inside=out)
-    return _render(
+    return render(
         "study.html",
         out,
         key="",

@@ -1,5 +1,6 @@
 """The training loop: steps, and after each epoch an evaluation, records and a checkpoint."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from rich.console import Console
 from ..data import Batch
 from ..folders import records, runfolder
 from ..folders.runlock import RunLock
+from ..hardware import crowded_note, fit_threads
 from ..metrics import ConfusionMatrix, ImageError, ImageErrors
 from .build import class_logits
 from .config import Train
@@ -20,7 +22,7 @@ from .distributed import Group, choose_device, configure_torch, peak_mib, proces
 from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_out_of_memory
 from .interrupts import Stopped, interrupts
-from .progress import Display, epoch_line, one_class_line, step_status
+from .progress import Display, epoch_line, one_class_line, step_status, validation_note
 from .run import TrainingRun, claim_folder, images_in_batch, open_run
 from .sheets import Pixels, sample_sheet, save_png, worst_sheet
 from .snapshot import snapshot
@@ -33,6 +35,7 @@ def train(config: Train, console: Console) -> int:
         ValueError, OSError, FaultError: The message explains the failure to the user.
     """
     configure_torch(config)
+    fit_threads()
     with (
         process_group(choose_device(config.device)) as group,
         interrupts() as received,
@@ -78,6 +81,8 @@ def train_epochs(run: TrainingRun) -> None:
     """Train from the run's position to the end of its last epoch."""
     position, epochs = run.position, run.config.epochs
     run.display.log(run.describe())
+    for note in notes_at_start(run):
+        run.display.log(note)
     if position.epoch < 0:  # epoch 0 is the network before training
         finish_epoch(run)
     seconds = 0.0
@@ -95,6 +100,22 @@ def train_epochs(run: TrainingRun) -> None:
     run.writer.wait()
     run.check_lock()
     run.display.log(f"finished {epochs} epoch{'s' * (epochs > 1)}: {run.config.out}")
+
+
+def notes_at_start(run: TrainingRun) -> list[str]:
+    """Return warnings about busy cores and about validation images of one's own."""
+    notes = []
+    if run.group.device.type == "cpu" and run.group.world_size == 1:
+        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        notes.append(crowded_note(threads, os.getloadavg()[0], cores))
+    config, cache = run.config, run.val.cache
+    if config.data in ("folder", "imagefolder") and config.val_limit is None:
+        advice = "put images into a folder val/ of your own"
+        if config.data == "folder":
+            advice = "set a larger --val-fraction, or make a split val/ of your own"
+        counts = cache.histogram.tolist()
+        notes.append(validation_note(counts, len(cache), cache.classes, advice))
+    return [note for note in notes if note]
 
 
 def stop_early(run: TrainingRun, reason: str) -> None:

@@ -1,6 +1,6 @@
 """Show the progress of a run: terminal and TensorBoard."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +11,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..data import Task
+
+FEW_IMAGES = 10  # validation images, below which there is a warning
+
 
 # Terminal
 
@@ -90,6 +93,34 @@ def one_class_line(name: str, task: Task) -> str:
         "the most frequent class. Train for more epochs, or try another --lr; `deepcontrol data "
         "check` shows how often each class occurs."
     )
+
+
+def validation_note(
+    histogram: Sequence[int], images: int, classes: Sequence[str], advice: str = "add images"
+) -> str:
+    """Return a warning if the validation images are too few to judge a network, else "".
+
+    Args:
+        histogram: Pixels or images of each class.
+        images: Number of validation images.
+        classes: Names of the classes.
+        advice: How to get more of them.
+
+    >>> validation_note([40, 2], 4, ("apple", "leaf")).split(":")[0]
+    'Only 4 validation images'
+    >>> validation_note([40, 0], 20, ("apple", "leaf")).split(",")[0]
+    'No validation image has the class leaf'
+    """
+    if images < FEW_IMAGES:
+        return (
+            f"Only {images} validation images: the error of one image decides which checkpoint is "
+            f"the best, and a difference of a few percent means nothing. To get more, {advice}."
+        )
+    missing = [name for name, count in zip(classes, histogram, strict=True) if not count]
+    if missing:
+        listed = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
+        return f"No validation image has the class {listed}, so its error is unknown: {advice}."
+    return ""
 
 
 def epoch_line(metrics: dict[str, float], epochs: int) -> str:
