@@ -42,6 +42,7 @@ NORMS = {"agc": "AGC", "bn": "BatchNorm"}
 SEEDS = (0, 1)
 IMAGES, EPOCHS, SIZE, WIDTH = 60, 8, (96, 128), 0.25
 SHOWN = 4  # validation images in the picture
+LINE = 4  # pixels between images
 COLUMN = 240  # pixels of an image in the picture, at least
 TIMED_STEPS = 30
 CLASSES = """\
@@ -249,8 +250,12 @@ def draw_predictions(networks: dict[str, Network], run: Path) -> Image.Image:
         columns = [sample.image, colored(sample.labels.astype(np.uint8), source.palette)]
         for network in networks.values():
             columns.append(colored(_predict(network.model, images), source.palette))
-        parts.append(np.hstack(columns).repeat(factor, 0).repeat(factor, 1))
-    legend = [*zip(source.classes, source.palette, strict=True), ("no label", (0, 0, 0))]
+        row = np.hstack(columns).repeat(factor, 0).repeat(factor, 1)
+        row[-LINE:] = 255  # white lines between images
+        for left in range(factor * SIZE[1], row.shape[1], factor * SIZE[1]):
+            row[:, left - LINE : left] = 255
+        parts.append(row)
+    legend = list(zip(source.classes, source.palette, strict=True))
     return Image.fromarray(np.vstack([*parts, draw_legend(legend, parts[0].shape[1])]))
 
 
