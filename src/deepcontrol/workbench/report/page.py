@@ -255,6 +255,7 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path, refresh: int | No
         figure2=draw_panels(study.figure2, runs, own_ranges(study.figure2, runs.found)),
         lambdas=lambdas,
         pictures=study_pictures(study, runs),
+        classes=study_classes(study, runs),
         rows=[
             (entry, summarize([run])[0] if (run := runs.get(entry.name)) else None)
             for entry in study.runs
@@ -330,6 +331,12 @@ def study_pictures(study: Study, runs: StudyRuns) -> list[tuple[str, int, str]]:
             except ValueError:  # a page without this picture is still useful
                 continue
     return found
+
+
+def study_classes(study: Study, runs: StudyRuns) -> list[ClassRow]:
+    """Return the classes of the pictured runs, which share one data set, for the legend."""
+    pictured = [run for run in runs.with_metrics(study.pictured) if run.samples]
+    return class_rows(pictured[0]) if pictured else []
 
 
 def about(runs: StudyRuns) -> dict[str, list[str]]:
