@@ -8,7 +8,7 @@ ZOO_READY := .venv-zoo/.ready
 .PHONY: help setup demo test test-all test-faults check format test-gpu test-ray test-zoo zoo bench docs readme audit lock
 
 help:
-	@echo "make demo      test the paper's main claims on a small scale and write a page (under 5 minutes on 2 CPU cores)"
+	@echo "make demo      compare AGC and BatchNorm at batch size 1 and write a page (under 3 minutes on 2 CPU cores)"
 	@echo "make test      run the fast tests on the CPU (at most 5 minutes on 2 cores)"
 	@echo "make test-all  run all tests on the CPU, as CI does (about 15 minutes on 2 cores)"
 	@echo "make test-faults  try thousands of faults against folders, images and processes, and print a table (about 20 minutes)"
@@ -34,7 +34,7 @@ $(READY): requirements.lock requirements-torch.lock pyproject.toml
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python -m deepcontrol reproduce --preset quick --out out/quick
+	$(BIN)/python -m deepcontrol demo --out out/demo
 
 test: $(READY)
 	@echo "Running the fast tests: at most 5 minutes on 2 idle cores. make test-all runs all of them (about 15 minutes)."

@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn", "deepcontrol.convert"},
     f"{W}.imagefile": set(),
     f"{W}.terminal": set(),
+    f"{W}.legend": set(),
     f"{W}.helptext": set(),
     f"{W}.data": {
         "streets",
@@ -63,6 +64,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.data",
         f"{W}.hardware",
         f"{W}.folders",
+        f"{W}.legend",
         f"{W}.losses",
         f"{W}.metrics",
         f"{W}.models",
@@ -73,6 +75,17 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.errors": {f"{W}.train"},
     f"{W}.data_init": {f"{W}.data", f"{W}.folders"},
     f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
+    f"{W}.demo": {
+        "deepcontrol.nn",
+        "deepcontrol.step",
+        f"{W}.data",
+        f"{W}.folders",
+        f"{W}.legend",
+        f"{W}.losses",
+        f"{W}.predict",
+        f"{W}.report",
+        f"{W}.train",
+    },
     f"{W}.bench": {
         "deepcontrol.graphed_model",
         "deepcontrol.nn",
@@ -88,6 +101,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.data",
         f"{W}.imagefile",
         f"{W}.folders",
+        f"{W}.legend",
         f"{W}.sizes",
         f"{W}.terminal",
         f"{W}.train",
@@ -106,6 +120,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.folders",
         f"{W}.predict",
         f"{W}.sizes",
+        f"{W}.terminal",
         f"{W}.train",
     },
     f"{W}.study": {
@@ -119,6 +134,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.train",
     },
     f"{W}.cli": {
+        f"{W}.demo",
         f"{W}.bench",
         f"{W}.data",
         f"{W}.data_init",

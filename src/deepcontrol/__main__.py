@@ -21,9 +21,10 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if not _is_third_party(error.name or ""):
             raise
+        extra = "export" if sys.argv[1:2] == ["export"] else "workbench"  # export includes it
         print(
-            f"deepcontrol: {error.name} is not installed; the command line needs the workbench "
-            'extra. In a clone of the repository, run: pip install ".[workbench]"',
+            f"deepcontrol: {error.name} is not installed; the command line needs the {extra} "
+            f'extra. In a clone of the repository, run: pip install ".[{extra}]"',
             file=sys.stderr,
         )
         return 2

@@ -1,5 +1,6 @@
 """The confusion matrix against loops, for uneven splits and over processes."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepcontrol.workbench.data.sample import VOID
-from deepcontrol.workbench.metrics import ConfusionMatrix
+from deepcontrol.workbench.metrics import ConfusionMatrix, ImageError, ImageErrors
 from tests.processes import run_two
 
 CLASSES = 5
@@ -101,3 +102,39 @@ def test_a_single_predicted_class_is_found() -> None:
     matrix = ConfusionMatrix(3)
     matrix.update(torch.tensor([1, 1]), torch.tensor([1, 1]))  # and it is the only one
     assert matrix.only_class is None
+
+
+def test_errors_of_images_do_not_depend_on_the_processes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 3, 4, 6, generator=generator)
+    labels = torch.randint(0, 3, (5, 4, 6), generator=generator).to(torch.uint8)
+    labels[1] = VOID  # an image without labels has no error
+    labels[2, :2] = VOID
+
+    def worst(world: int, batch: int) -> list[ImageError]:
+        found = []
+        for rank in range(world):
+            errors = ImageErrors(VOID, rank, world)
+            for start in range(0, 5, batch):
+                own = slice(start + rank, min(start + batch, 5), world)
+                errors.update(start, logits[own], labels[own])
+            found += errors.worst(5)
+        return sorted(found, key=lambda image: -image.error)
+
+    one = worst(1, 5)
+    assert sorted(image.sample for image in one) == [0, 2, 3, 4]
+    for image in one:
+        counted = labels[image.sample] != VOID
+        wrong = (logits[image.sample].argmax(0) != labels[image.sample])[counted]
+        assert math.isclose(image.error, wrong.double().mean())
+    assert worst(2, 2) == worst(2, 4) == worst(1, 1) == one
+
+
+def test_error_of_an_image_with_a_class() -> None:
+    errors = ImageErrors(-1)
+    errors.update(
+        0, torch.log(torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5]])), torch.tensor([1, 1, -1])
+    )
+    (first, second) = errors.worst(9)
+    assert (first.sample, second.sample) == (0, 1)
+    assert math.isclose(first.error, 0.9, rel_tol=1e-6)

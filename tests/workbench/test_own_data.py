@@ -1,8 +1,10 @@
 """The path of a new user: a folder of images, a trained network, predictions, an exported file."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,15 +61,19 @@ def test_from_a_folder_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert train(run, root) == 0
     assert metrics(run)[-1]["val_error"] < 0.05
     with Image.open(run / "samples" / "epoch-0001.png") as sheet:
-        assert sheet.width == 4 * 48
+        assert sheet.width == 4 * (4 * 48)  # four columns, enlarged
+    assert "Only 3 validation images" in capsys.readouterr().out
     assert main(["eval", str(run)]) == 0
     assert "class 2" in capsys.readouterr().out
 
     image, ids = draw(99, (75, 61))  # neither the size nor the aspect ratio of the training
     Image.fromarray(image).save(tmp_path / "new.png")
-    assert main(["predict", str(run), str(tmp_path / "new.png")]) == 0
+    assert main(["predict", str(run), str(tmp_path / "new.png"), "--probabilities"]) == 0
     with Image.open(run / "predictions" / "new-labels.png") as labels:
         assert (np.asarray(labels) == ids).mean() > 0.9
+        bands = tifffile.imread(run / "predictions" / "new-probabilities.tif")
+        assert np.array_equal(bands.argmax(0), np.asarray(labels))
+        assert np.allclose(bands.sum(0), 1, atol=1e-5)
     assert main(["predict", str(run), str(tmp_path / "new.png"), "--tile", "64x64"]) == 1
     assert "this run resized its images (--fit resize)" in capsys.readouterr().err
 
@@ -75,6 +81,22 @@ def test_from_a_folder_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     described = json.loads((run / "export" / "unet.pt2.json").read_text())
     assert described["input"]["resizing"].startswith("to fit into 32x48")
     assert described["classes"] == ["background", "class 1", "class 2"]
+    found = run_card(run / "export", image)["labels"]
+    assert found.shape == (32, 26)  # at the size that the network sees
+    own = Image.fromarray(ids).resize((26, 32), Image.Resampling.NEAREST)
+    assert (found == np.asarray(own)).mean() > 0.9
+
+
+def run_card(folder: Path, image: np.ndarray) -> dict[str, Any]:
+    """Run the example of a model card on an image; return its variables."""
+    card = (folder / "model-card.md").read_text()
+    assert "\n## Limits\n" in card
+    code = card.split("```python\n")[1].split("```")[0]
+    Image.fromarray(image).save(folder / "photo.jpg", quality=95)
+    names: dict[str, Any] = {}
+    with contextlib.chdir(folder):
+        exec(code, names)  # noqa: S102
+    return names
 
 
 def test_tiles_of_deep_images_with_five_channels(tmp_path: Path) -> None:
@@ -128,7 +150,7 @@ def test_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     config, _ = load_config(tmp_path / "run")
     assert step_bytes(config, 3, 8, torch.device("cpu")) > 8 * 8 * 32 * 48 * 4  # one map at least
     files = {path.name for path in (tmp_path / "run" / "export").iterdir()}
-    assert files == {"my_network-small.pt2", "my_network-small.pt2.json"}
+    assert files == {"my_network-small.pt2", "my_network-small.pt2.json", "model-card.md"}
 
 
 @pytest.mark.parametrize("data", ["folder", "imagefolder"])
@@ -187,6 +209,13 @@ def test_from_a_folder_of_classes_to_a_file(tmp_path: Path) -> None:
     assert described["input"]["shape"] == ["batch", 3, 16, 16]
     assert described["outputs"][0]["shape"] == ["batch", 2]
     assert described["check"]["shapes"] == [[1, 3, 16, 16], [3, 3, 16, 16]]
+    image = rng.integers(0, 255, (30, 50, 3)).astype(np.uint8)
+    logits = torch.from_numpy(run_card(run / "export", image)["logits"])
+    assert main(["predict", str(run), str(run / "export" / "photo.jpg")]) == 0
+    row = (run / "predictions" / "predictions.csv").read_text().splitlines()[1].split(",")
+    torch.testing.assert_close(
+        logits.softmax(1)[0], torch.tensor([float(p) for p in row[3:]]), atol=1e-4, rtol=0
+    )
 
 
 def test_labels_are_enlarged_bilinearly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from .bench import Bench, run_bench
 from .data import DATASET_NAMES, DataName, open_source
 from .data.inspect import check, contact_sheet
 from .data_init import Init, run_init
+from .demo import Demo, run_demo
 from .doctor import Doctor, run_doctor
 from .errors import explain, leave_if_device_failed
 from .export import Export, run_export
@@ -88,6 +89,7 @@ COMMANDS: dict[str, tuple[type[Any], str]] = {
     "reproduce": (Reproduce, "Test the claims of the paper."),
     "bench": (Bench, "Measure step time and memory against other norms."),
     "data": (Data, "Set up, check or draw a dataset."),
+    "demo": (Demo, "Compare AGC and BatchNorm on this machine, in two minutes."),
     "doctor": (Doctor, "Show versions and devices, and test the ops."),
 }
 CONFIGURATION = (tyro.conf.OmitSubcommandPrefixes,)
@@ -136,6 +138,8 @@ def run(command: object, console: Console) -> int:
             return run_check(action, console)
         case Data(action=Sheet() as action):
             return run_sheet(action, console)
+        case Demo():
+            return run_demo(command, console)
         case Doctor():
             return run_doctor(console)
     raise AssertionError(command)

@@ -1,4 +1,9 @@
-"""Error and IoU from a confusion matrix of integers, exact for any split of the data."""
+"""Error and IoU from a confusion matrix of integers, exact for any split of the data.
+
+`ImageErrors` has the error of each single image.
+"""
+
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -90,3 +95,61 @@ def sum_over_processes_(counts: Tensor) -> None:
     """Sum a tensor in-place over the default process group, if it is initialized."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(counts)
+
+
+class ImageError(NamedTuple):
+    """The error of one image of a split."""
+
+    sample: int  # index in the split
+    error: float  # share of wrong pixels; in classification 1 - probability of its class
+
+
+class ImageErrors:
+    """Collect the error of each image, without waiting for a GPU.
+
+    Args:
+        ignored_label: Label of pixels or images that are not counted.
+        rank: Rank of this process, which gets images rank, rank + world, ... of each batch.
+        world: Number of processes.
+
+    >>> errors = ImageErrors(-1)
+    >>> errors.update(0, torch.tensor([[9.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+    >>> [image.sample for image in errors.worst(2)]
+    [1, 0]
+    """
+
+    def __init__(self, ignored_label: int, rank: int = 0, world: int = 1) -> None:
+        self.ignored_label, self.rank, self.world = ignored_label, rank, world
+        self._parts: list[tuple[int, Tensor]] = []
+
+    def update(self, start: int, logits: Tensor, labels: Tensor) -> None:
+        """Add this process's part of the batch that starts with image `start`.
+
+        Args:
+            start: Index of the first image of the batch over all processes.
+            logits: (N, classes, H, W), or (N, classes) in classification.
+            labels: (N, H, W), or (N,).
+        """
+        labels = labels.long()
+        is_labeled = labels != self.ignored_label
+        if labels.ndim == 1:
+            own = logits.float().softmax(1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
+            error = torch.where(is_labeled, 1 - own, torch.nan)
+        else:
+            wrong = (logits.argmax(1) != labels) & is_labeled
+            error = wrong.flatten(1).sum(1).double() / is_labeled.flatten(1).sum(1)
+        self._parts.append((start, error))
+
+    def worst(self, count: int) -> list[ImageError]:
+        """Return the images of this process with the highest errors, the worst first."""
+        if not self._parts:
+            return []
+        errors = torch.cat([part for _, part in self._parts]).double().nan_to_num(-1.0)
+        indices = [
+            start + self.rank + i * self.world
+            for start, part in self._parts
+            for i in range(len(part))
+        ]
+        found = errors.sort(descending=True, stable=True)
+        pairs = zip(found.indices[:count].tolist(), found.values[:count].tolist(), strict=True)
+        return [ImageError(indices[i], error) for i, error in pairs if error >= 0]

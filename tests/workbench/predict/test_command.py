@@ -34,6 +34,7 @@ def test_labels_and_overlays(run: Path, images: Path, tmp_path: Path) -> None:
     assert sorted(str(p.relative_to(out)) for p in out.rglob("*.png")) == [
         "b-labels.png",
         "b-overlay.png",
+        "legend.png",
         "more/a-labels.png",
         "more/a-overlay.png",
     ]

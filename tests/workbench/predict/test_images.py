@@ -4,11 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from deepcontrol.workbench.data import DataError
-from deepcontrol.workbench.predict.images import ImageFile, Job, find_jobs
+from deepcontrol.workbench.predict.geotiff import geo_tags
+from deepcontrol.workbench.predict.images import (
+    ImageFile,
+    Job,
+    find_jobs,
+    write_legend,
+    write_outputs,
+)
 
 PLENTY = 2**40
 
@@ -103,3 +111,67 @@ def test_turned_tiff_is_measured_before_it_is_decoded(
     monkeypatch.setattr(TiffImageFile, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(DataError, match="GiB are free"):
         ImageFile(tmp_path / "x.tif", free=1000)
+
+
+PALETTE = ((10, 20, 30), (200, 0, 0), (0, 200, 0))
+GEO = [
+    (33550, 12, 3, (0.5, 0.5, 0.0), True),  # pixel scale
+    (33922, 12, 6, (0.0, 0.0, 0.0, 5e5, 4e6, 0.0), True),  # tie point
+    (34735, 3, 8, (1, 1, 0, 1, 1024, 0, 1, 1), True),  # keys
+    (34737, 2, 8, "WGS 84|", True),
+    (42113, 2, 2, "0", True),  # no data: of the image, not of the labels
+]
+
+
+def write_all(image: Path, out: Path, probabilities: np.ndarray | None = None) -> list[str]:
+    ids = (np.arange(6 * 8).reshape(6, 8) % 3).astype(np.uint8)
+    job = Job(image, out / image.stem, out)
+    return [
+        p.name for p in write_outputs(job, ImageFile(image, PLENTY), ids, PALETTE, probabilities)
+    ]
+
+
+def test_labels_have_the_colors_of_their_classes(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 6)).save(tmp_path / "x.png")
+    assert write_all(tmp_path / "x.png", tmp_path / "out") == ["x-overlay.png", "x-labels.png"]
+    with Image.open(tmp_path / "out" / "x-labels.png") as labels:
+        assert labels.mode == "P"
+        assert np.array_equal(np.asarray(labels).ravel()[:4], [0, 1, 2, 0])
+        assert np.array_equal(np.asarray(labels.convert("RGB"))[0, :3], PALETTE)
+
+
+def test_labels_of_a_geotiff_keep_its_georeference(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "x.tif", np.zeros((6, 8, 3), np.uint8), extratags=GEO)
+    probabilities = np.random.default_rng(0).random((3, 6, 8), np.float32)
+    names = write_all(tmp_path / "x.tif", tmp_path / "out", probabilities)
+    assert names[2:] == ["x-labels.tif", "x-probabilities.tif"]
+    for name in names[2:]:
+        with tifffile.TiffFile(tmp_path / "out" / name) as file:
+            found = {tag.code: tag.value for tag in file.pages[0].tags}
+            assert {code: found.get(code) for code, *_ in GEO[:4]} == {
+                code: value for code, _, _, value, _ in GEO[:4]
+            }
+            assert 42113 not in found
+    assert np.array_equal(tifffile.imread(tmp_path / "out" / names[3]), probabilities)
+    with Image.open(tmp_path / "out" / names[2]) as labels:
+        assert np.array_equal(np.asarray(labels.convert("RGB"))[0, :3], PALETTE)
+
+
+def test_only_geotiffs_get_labels_as_tiff(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "x.tif", np.zeros((6, 8, 3), np.uint8))
+    assert write_all(tmp_path / "x.tif", tmp_path / "out") == ["x-overlay.png", "x-labels.png"]
+    turned = [(274, 3, 1, 6, True), *GEO]  # the rows of the file are columns of the labels
+    tifffile.imwrite(tmp_path / "y.tif", np.zeros((6, 8, 3), np.uint8), extratags=turned)
+    assert geo_tags(tmp_path / "y.tif") == []
+    (tmp_path / "z.tif").write_bytes(b"II*\0damaged")
+    assert geo_tags(tmp_path / "z.tif") == []
+
+
+def test_a_legend_must_not_overwrite_an_image(tmp_path: Path) -> None:
+    (tmp_path / "legend.png").touch()
+    with pytest.raises(ValueError, match=r"legend\.png is an input image"):
+        find_jobs([tmp_path / "legend.png"], tmp_path)
+    write_legend(tmp_path / "out", ("a", "b", "c"), PALETTE)
+    with Image.open(tmp_path / "out" / "legend.png") as legend:
+        colors = {color for _, color in legend.getcolors(2**16) or []}
+    assert set(PALETTE) <= colors

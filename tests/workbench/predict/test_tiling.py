@@ -269,7 +269,11 @@ def reference_blended(
 def test_blending_uses_all_windows_of_a_pixel(size: tuple[int, int]) -> None:
     image, model = noise(20, 31), RandomLogits()
     expected = reference_blended(RandomLogits(), image, size)
-    assert np.array_equal(label_blended(model, image, size), expected)
+    probabilities = np.full((3, 20, 31), np.nan, np.float32)
+    found = label_blended(model, image, size, probabilities=probabilities)
+    assert np.array_equal(found, expected)
+    assert np.array_equal(probabilities.argmax(0), expected)
+    assert np.allclose(probabilities.sum(0), 1, atol=1e-5)
     assert set(model.sizes) == {(min(size[0], 20), min(size[1], 31))}
 
 

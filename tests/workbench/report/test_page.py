@@ -50,8 +50,8 @@ def test_pictures_are_embedded(tmp_path: Path) -> None:
     page = report(make_run(tmp_path / "a"), make_run(tmp_path / "b", norm="bn"), out=tmp_path / "o")
     kinds = [source.split(";")[0] for source in page.sources()]
     svg, jpeg = "data:image/svg+xml", "data:image/jpeg"
-    # Error and loss; run a: lambda twice, the rest, two samples; run b: no lambda.
-    assert kinds == [svg, svg, *[svg, svg, svg, jpeg, jpeg], *[svg, jpeg, jpeg]]
+    # Error and loss; run a: two samples, lambda twice, the rest; run b: no lambda.
+    assert kinds == [svg, svg, *[jpeg, jpeg, svg, svg, svg], *[jpeg, jpeg, svg]]
     for source in page.sources():
         content = base64.b64decode(source.split(",", 1)[1])
         assert content.startswith((b"<?xml", b"\xff\xd8"))
@@ -179,8 +179,8 @@ def test_page_of_a_classifier(tmp_path: Path) -> None:
     assert "mean IoU" not in page.text
     assert "Wrong predictions are red" in page.text
     charts = [a["alt"] for tag, a in page.found if tag == "img"]
-    assert "Validation error of each class after the last epoch" in charts
-    errors = read_run(tmp_path / "a").class_errors
+    assert "Validation error of each class by epoch" in charts
+    errors = read_run(tmp_path / "a").last_by_class
     assert errors == {"<class 1>": 0.5, "<class 2>": 0.25}  # class 0 has no validation images
 
 
@@ -195,7 +195,7 @@ def test_class_errors_that_do_not_fit_the_classes_are_left_out(tmp_path: Path) -
     run = make_classifier(tmp_path / "a")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 4, "val_class_error": [0.5]}\n')
-    assert read_run(run).class_errors == {}
+    assert read_run(run).last_by_class == {}
     report(run, out=tmp_path / "o")
 
 

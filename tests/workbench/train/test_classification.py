@@ -31,7 +31,6 @@ from deepcontrol.workbench.train.build import (
     open_sources,
 )
 from deepcontrol.workbench.train.checkpoint import Checkpoint, load, save_best
-from deepcontrol.workbench.train.class_sheet import WRONG, draw_sheet
 from deepcontrol.workbench.train.config import Model
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import evaluate
@@ -39,6 +38,7 @@ from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.layer_stats import LayerStats
 from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
+from deepcontrol.workbench.train.sheets import WRONG, draw_sheet
 from deepcontrol.workbench.train.start import open_run
 from tests.noise import make_cifar
 from tests.processes import WORLD, run_two
@@ -82,6 +82,7 @@ def test_records_of_a_run(classifier: Path) -> None:
         assert sheet.size == (8 * 108, 3 * 138)
     assert {path.name.split(".")[0] for path in classifier.iterdir()} == {
         "config", "metrics", "layers", "events", "last", "previous", "best", "samples", "lock",
+            "validation",
     }  # fmt: skip
 
 

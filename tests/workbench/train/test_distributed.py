@@ -174,6 +174,9 @@ def assert_close(run: Path, other: Path) -> None:
     for name, value in load(run / "last").model.items():
         torch.testing.assert_close(value, weights[name], rtol=1e-3, atol=1e-4, msg=name)
     for a, b in zip(metrics(run)[1:], metrics(other)[1:], strict=True):
+        # One pixel changes the IoU of a small class by much more than that of all.
+        iou_a, iou_b = (torch.tensor([v or 0.0 for v in m.pop("val_class_iou")]) for m in (a, b))
+        torch.testing.assert_close(iou_a, iou_b, rtol=0, atol=0.02)
         assert a == pytest.approx(b, rel=0.02)
 
 

@@ -14,10 +14,11 @@ from PIL import Image
 from torch import nn
 
 from deepcontrol.workbench.data import Batches, open_source, prepare
+from deepcontrol.workbench.folders.runfolder import read_run
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
-from deepcontrol.workbench.train.progress import sample_sheet, save_png
+from deepcontrol.workbench.train.sheets import sample_sheet, save_png
 from tests.processes import DEADLOCK
 from tests.workbench.train.runs import command, metrics, train_here
 
@@ -96,20 +97,42 @@ def test_samples_are_spread_over_the_split(tmp_path: Path) -> None:
     for batch_size in (1, 2, 16):
         batches = Batches(cache, batch_size)
         sheet = sample_sheet(nn.Conv2d(3, len(cache.classes), 1), batches, None)
-        images = [sheet[32 * i : 32 * i + 32, :64] for i in range(4)]
-        assert sheet.shape == (4 * 32, 4 * 64, 3)
+        # Below a line of captions, and enlarged by 3.
+        images = [sheet[20 + 96 * i : 20 + 96 * i + 96 : 3, :192:3] for i in range(4)]
+        assert sheet.shape[0] > 20 + 4 * 96  # and the legend
+        assert sheet.shape[1] == 3 * 4 * 64
         for image, index in zip(images, (0, 2, 4, 6), strict=True):
             assert np.array_equal(image, cache.images[index])
 
 
 def test_samples_show_image_truth_prediction_and_error(whole: Path) -> None:
     picture = np.asarray(Image.open(whole / "samples" / "epoch-0002.png"))
-    assert picture.shape == (3 * 32, 4 * 64, 3)
+    picture = picture[20 : 20 + 3 * 96]  # between captions and legend
     _, truth, guess, error = np.split(picture, 4, axis=1)
     wrong = (error == (255, 48, 48)).all(2)
     assert math.isclose(wrong.mean(), metrics(whole)[2]["val_error"], abs_tol=0.05)
     different = (truth != guess).any(2)
     assert (different[wrong]).all()
+
+
+def test_the_worst_images_come_first(whole: Path) -> None:
+    last = metrics(whole)[-1]
+    run = read_run(whole)
+    errors = [error for _, error in run.worst_images]
+    assert errors == sorted(errors, reverse=True)
+    assert len(errors) == 3  # all validation images
+    assert {name for name, _ in run.worst_images} == {"image 0", "image 1", "image 2"}
+    wrong = sum(map(sum, run.confusion)) - sum(run.confusion[i][i] for i in range(19))
+    assert math.isclose(wrong / sum(map(sum, run.confusion)), last["val_error"])
+    assert math.isclose(sum(errors) / 3, last["val_error"], abs_tol=0.05)
+    assert [epoch for epoch, _ in run.worst_samples] == [epoch for epoch, _ in run.samples]
+    assert run.worst_samples[-1][0] == last["epoch"]
+
+
+def test_iou_of_each_class_is_recorded(whole: Path) -> None:
+    for row in metrics(whole):
+        known = [iou for iou in row["val_class_iou"] if iou is not None]
+        assert math.isclose(sum(known) / len(known), row["val_mean_iou"])
 
 
 def test_pictures_are_not_written_through_links(run: Path, tmp_path: Path) -> None:

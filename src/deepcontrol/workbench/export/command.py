@@ -2,7 +2,8 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,8 +21,10 @@ from ..folders.output import check_writable, move_file, write_atomic
 from ..models import is_agc
 from ..predict import Network, load_network
 from ..sizes import Size
+from ..train.checkpoint import load_of_run
 from ..train.config import Train
 from ..train.config_file import load_config
+from .card import CARD, model_card
 from .check import (
     TOLERANCE,
     Accuracy,
@@ -61,7 +64,9 @@ class Export:
     AGC (automatic gain control) layers are folded: each becomes a convolution with a computed bias.
     The exported file runs on random images of two shapes. If its outputs differ from torch by more
     than 1e-4 (relative to the largest output, or absolute if that is below 1), no file is written
-    and the exit code is 1. A JSON file next to the export describes inputs, outputs and classes.
+    and the exit code is 1. A JSON file next to the export describes inputs, outputs and classes,
+    and model-card.md tells people the same: classes, metrics, data, preprocessing, and how to run
+    the file.
 
     The options --fixed-means and --int8 change the outputs. The pixel error on the validation set
     is printed before and after.
@@ -122,14 +127,15 @@ def run_export(command: Export, console: Console) -> int:
     out = command.out or command.run / "export" / f"{_name(command, config)}{target.suffix}"
     inside = out.parent if command.out else command.run
     description_path = out.with_name(f"{out.name}.json")
-    for path in (out, description_path):
+    card_path = out.with_name(CARD)
+    for path in (out, description_path, card_path):
         check_writable(path, inside)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as folder:
         file = Path(folder) / f"model{target.suffix}"
         images = RunImages(config, command.data_root)
-        with console.status("loading") as status:  # torch.onnx takes half a minute
+        with _progress(console) as progress:
             comparison, accuracies = _write(
-                command, network, sizes, output_names(config.model), images, file, status.update
+                command, network, sizes, output_names(config.model), images, file, progress
             )
         move_file(file, out, inside)
     description = describe(out.name, command.to, config, network, sizes, comparison) | {
@@ -145,8 +151,21 @@ def run_export(command: Export, console: Console) -> int:
     description["input"]["window"] = None if window is None else list(window)
     text = json.dumps(description, indent=2, allow_nan=False) + "\n"
     write_atomic(description_path, text, inside)
+    position = load_of_run(command.run, command.checkpoint).state.get("position", {})
+    card = model_card(command.run, config, description, position.get("epoch"))
+    write_atomic(card_path, card, inside)
     _print(console, description, out, comparison, accuracies)
     return 0
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str], None]]:
+    """Show the part of the work that runs: torch.onnx takes half a minute."""
+    if not console.is_terminal:
+        yield lambda text: console.print(f"{text} ...", highlight=False)
+        return
+    with console.status("loading") as status:
+        yield status.update
 
 
 def _check_options(command: Export, config: Train) -> None:
@@ -301,8 +320,8 @@ def _print(
     shapes = " and ".join("x".join(map(str, shape)) for shape in comparison.shapes)
     before = " before int8" if description["int8"] else ""
     line = (
-        f"{out}: {out.stat().st_size / 2**20:.1f} MiB, description in {out.name}.json; largest "
-        f"difference from torch{before} {comparison.difference:.1e} (on {shapes})"
+        f"{out}: {out.stat().st_size / 2**20:.1f} MiB, described in {out.name}.json and {CARD}; "
+        f"largest difference from torch{before} {comparison.difference:.1e} (on {shapes})"
     )
     if comparison.rejected:
         worst = f"{max(comparison.rejected):.1e}"

@@ -4,7 +4,8 @@
     metrics.jsonl     one record per epoch (records.py)
     layers.jsonl      one record per epoch: statistics of each layer
     diverged.json     present if a step was not finite
-    samples/          pictures of validation images, epoch-0010.png
+    validation.json   the last evaluation: confusion matrix, worst images
+    samples/          pictures of validation images, epoch-0010.png, and the worst, worst-0010.png
     last/ previous/ best/    checkpoints (train/checkpoint.py)
     lock              held by the process that trains (runlock.py)
 
@@ -21,6 +22,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from .json_files import ChecksumError, read_json, write_json
 from .records import Row, epoch_of, scan_records
@@ -29,8 +31,12 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 LAYERS = "layers.jsonl"
 DIVERGED = "diverged.json"
+VALIDATION = "validation.json"
 SAMPLES = "samples"
 LAST, PREVIOUS, BEST = "last", "previous", "best"
+
+MAX_CONFUSION = 256  # classes; more would take megabytes in every epoch
+WORST_LISTED = 50  # images in validation.json
 
 
 def write_diverged(run: Path, epoch: int, step: int | None, fault: str) -> None:
@@ -41,6 +47,31 @@ def write_diverged(run: Path, epoch: int, step: int | None, fault: str) -> None:
 def sample_path(run: Path, epoch: int) -> Path:
     """Return the path of the sample picture of an epoch."""
     return run / SAMPLES / f"epoch-{epoch:04}.png"
+
+
+def worst_path(run: Path, epoch: int) -> Path:
+    """Return the path of the picture of an epoch's worst validation images."""
+    return run / SAMPLES / f"worst-{epoch:04}.png"
+
+
+def write_validation(
+    run: Path, epoch: int, confusion: list[list[int]], worst: Sequence[tuple[str, float]]
+) -> None:
+    """Write the last evaluation.
+
+    Args:
+        run: Run folder.
+        epoch: Epoch of the evaluation.
+        confusion: Pixels or images by true and by predicted class. Left out if it is large.
+        worst: Names and errors of the worst images, the highest error first: the share of wrong
+            pixels, or 1 - the probability of the image's class.
+    """
+    content = {
+        "epoch": epoch,
+        "confusion": confusion if len(confusion) <= MAX_CONFUSION else None,
+        "worst": [list(pair) for pair in worst],
+    }
+    write_json(run / VALIDATION, content, indent=0)
 
 
 @dataclass(frozen=True)
@@ -57,6 +88,8 @@ class Run:
     diverged: int | None = None  # epoch of the first step that was not finite
     notes: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)  # those of the notes on damaged records
+    validation: Row = field(default_factory=dict)  # the last evaluation; empty in older runs
+    worst_samples: list[tuple[int, Path]] = field(default_factory=list)  # as `samples`
 
     @property
     def is_classification(self) -> bool:
@@ -64,14 +97,68 @@ class Run:
         return self.derived.get("task") == "classification"
 
     @property
-    def class_errors(self) -> dict[str, float]:
-        """The error of each class after the last epoch, as far as the run has it."""
-        found = self.metrics[-1].get("val_class_error") if self.metrics else None
+    def class_names(self) -> list[str]:
+        """The names of the classes; empty if they are unknown."""
         names = self.derived.get("classes")
-        if not isinstance(found, list) or not isinstance(names, list) or len(names) != len(found):
-            return {}
-        numbers = zip(map(str, names), map(finite_number, found), strict=True)
-        return {name: number for name, number in numbers if number is not None}
+        return [str(name) for name in names] if isinstance(names, list) else []
+
+    @property
+    def class_colors(self) -> list[str]:
+        """The color of each class in pictures as "#rrggbb"; empty if one is invalid."""
+        colors = self.derived.get("colors")
+        if not isinstance(colors, list) or len(colors) != len(self.class_names):
+            return []
+        if not all(_is_color(color) for color in colors):
+            return []
+        return ["#" + bytes(color).hex() for color in colors]
+
+    @property
+    def class_metric(self) -> str:
+        """The metric that is recorded for each class."""
+        return "val_class_error" if self.is_classification else "val_class_iou"
+
+    def class_series(self) -> dict[str, tuple[list[int], list[float]]]:
+        """Return the epochs and values of the class metric by class. Older runs have none."""
+        names, found = self.class_names, {}
+        rows = [row for row in self.metrics if _has_length(row.get(self.class_metric), names)]
+        for i, name in enumerate(names):
+            values = [(row["epoch"], finite_number(row[self.class_metric][i])) for row in rows]
+            known = [(epoch, value) for epoch, value in values if value is not None]
+            if known:
+                found[name] = [epoch for epoch, _ in known], [value for _, value in known]
+        return found
+
+    @property
+    def last_by_class(self) -> dict[str, float]:
+        """The class metric after the last epoch, as far as the run has it."""
+        last = self.epochs_done
+        return {
+            name: values[-1]
+            for name, (epochs, values) in self.class_series().items()
+            if epochs[-1] == last
+        }
+
+    @property
+    def confusion(self) -> list[list[int]]:
+        """Counts by true and predicted class of the last evaluation; empty if there are none."""
+        names = self.class_names
+        counts: Any = self.validation.get("confusion")
+        if not _has_length(counts, names) or not all(_has_length(row, names) for row in counts):
+            return []
+        valid = all(type(n) is int and n >= 0 for row in counts for n in row)
+        return [list(row) for row in counts] if valid else []
+
+    @property
+    def worst_images(self) -> list[tuple[str, float]]:
+        """Names and errors of the worst images of the last evaluation, the worst first."""
+        listed = self.validation.get("worst")
+        found = []
+        for entry in listed if isinstance(listed, list) else []:
+            if isinstance(entry, list) and len(entry) == 2:
+                error = finite_number(entry[1])
+                if error is not None:
+                    found.append((str(entry[0]), error))
+        return found[:WORST_LISTED]
 
     @property
     def epochs_done(self) -> int:
@@ -81,6 +168,12 @@ class Run:
     def epochs_planned(self) -> int | None:
         planned = self.config.get("epochs")
         return planned if isinstance(planned, int) else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has diverged or recorded all its epochs."""
+        planned = self.epochs_planned
+        return self.diverged is not None or (planned is not None and self.epochs_done >= planned)
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Return the epochs that have a finite value of a metric, and these values."""
@@ -121,6 +214,7 @@ def read_run(folder: Path) -> Run:
     except ValueError as error:
         damage.append(str(error))
         notes.append(str(error))
+    validation = _read_validation(folder, notes)
     return Run(
         name=folder.resolve().name,
         config=_as_row(content.get("config")),
@@ -128,7 +222,9 @@ def read_run(folder: Path) -> Run:
         about={k: content.get(k) for k in ("versions", "commit", "machine")},
         metrics=metrics,
         layers=[row for row in layers if isinstance(row.get("layers"), dict)],
-        samples=_find_samples(folder),
+        validation=validation,
+        samples=_find_samples(folder, "epoch"),
+        worst_samples=_find_samples(folder, "worst"),
         diverged=diverged,
         notes=notes,
         damage=damage,
@@ -248,14 +344,34 @@ def _read_by_epoch(path: Path, notes: list[str], damage: list[str]) -> list[Row]
     return found.by_epoch()
 
 
+def _read_validation(folder: Path, notes: list[str]) -> Row:
+    try:
+        return _as_row(read_json(folder / VALIDATION))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        notes.append(f"{VALIDATION} cannot be read ({error})")
+        return {}
+
+
+def _has_length(value: object, names: Sequence[str]) -> bool:
+    return isinstance(value, list) and len(value) == len(names) > 0
+
+
+def _is_color(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    return all(type(part) is int and 0 <= part < 256 for part in value)
+
+
 def _as_row(value: object) -> Row:
     return value if isinstance(value, dict) else {}
 
 
-def _find_samples(folder: Path) -> list[tuple[int, Path]]:
+def _find_samples(folder: Path, kind: str) -> list[tuple[int, Path]]:
     found = []
-    for path in folder.glob(f"{SAMPLES}/epoch-*.*"):  # PNG in a run, JPEG in a packed study
-        epoch = re.fullmatch(r"epoch-(\d{1,7})", path.stem)
+    for path in folder.glob(f"{SAMPLES}/{kind}-*.*"):  # PNG in a run, JPEG in a packed study
+        epoch = re.fullmatch(rf"{kind}-(\d{{1,7}})", path.stem)
         if epoch and path.is_file() and is_within(path, folder):
             found.append((int(epoch[1]), path))
     return sorted(found)

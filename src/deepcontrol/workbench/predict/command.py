@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import tyro
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -25,7 +27,7 @@ from ..train.faults import check_weights, is_device_failure, is_out_of_memory
 from ..train.snapshot import load_weights
 from .classes import classify, load_classifier
 from .fitted import PixelFormat, label_resized
-from .images import ImageFile, Job, find_jobs, write_outputs
+from .images import ImageFile, Job, find_jobs, write_legend, write_outputs
 from .tiling import (
     Tile,
     bytes_per_pixel,
@@ -49,9 +51,11 @@ CROP_DEPENDENT_NORMS = ("agc", "agc+wn", *PER_TILE_NORMS)
 class Predict:
     """Label images with the network of a run.
 
-    Segmentation writes two PNG files per image: NAME-labels.png with one class id per byte, and
-    NAME-overlay.png with the image under the class colors. Images are not resized, so their scale
-    should match the training images. Images that fail are reported, and the exit code is 1.
+    Segmentation writes two PNG files per image: NAME-labels.png with one class id per byte and the
+    class colors as its palette, and NAME-overlay.png with the image under the class colors.
+    legend.png shows ids, names and colors. A GeoTIFF also gets NAME-labels.tif with its
+    georeference. Images are not resized, so their scale should match the training images. Images
+    that fail are reported, and the exit code is 1.
 
     Classification prints the most likely class of each image and writes predictions.csv with the
     probabilities of all classes. Images are resized to the training size and cropped. The rest of
@@ -81,6 +85,9 @@ class Predict:
         Size | None, tyro.conf.arg(help_behavior_hint="(default: the largest that fits in memory)")
     ] = None
     """Tile size without overlap. A tile larger than the image labels it whole."""
+    probabilities: bool = False
+    """Also write NAME-probabilities.tif: a 32-bit band per class, in the order of the ids. For
+    classification, predictions.csv always has them."""
     checkpoint: Literal["best", "last"] = "best"
     """Checkpoint to load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -207,6 +214,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                     job,
                     command.tile,
                     lambda done, total: progress.update(tiles, completed=done, total=total),
+                    command.probabilities,
                 )
                 progress.console.print(escape(line), highlight=False, soft_wrap=True)
             except Exception as error:  # whatever one image raises, the others go on
@@ -218,6 +226,9 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                     f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True
                 )
             progress.advance(images)
+    if failed < len(jobs):
+        legend = write_legend(out, network.classes, network.palette)
+        console.print(escape(f"Legend: {legend}"), highlight=False, soft_wrap=True)
     if failed:
         console.print(f"{failed} of {len(jobs)} images failed.", style="bold")
     return 1 if failed else 0
@@ -236,7 +247,11 @@ def _without_windows(network: Network) -> Network:
 
 
 def predict_one(
-    network: Network, job: Job, tile: Size | None, progress: Callable[[int, int], None]
+    network: Network,
+    job: Job,
+    tile: Size | None,
+    progress: Callable[[int, int], None],
+    with_probabilities: bool = False,
 ) -> str:
     """Label one image and write its outputs. Returns a line for the log."""
     started = time.perf_counter()
@@ -249,22 +264,36 @@ def predict_one(
             f"size {height}x{width} is too small for the network: "
             f"expected at least {network.total_stride}x{network.total_stride}"
         )
+    found = _empty_probabilities(network, image.size) if with_probabilities else None
     count, parts = 1, ""
     if network.resized_to is not None:
-        ids = label_resized(network.model, image, network.resized_to)
+        ids = label_resized(network.model, image, network.resized_to, found)
     elif network.window is not None:
-        ids = label_blended(network.model, image, network.window, progress)
+        ids = label_blended(network.model, image, network.window, progress, found)
         count, parts = math.prod(map(len, window_grid(image.size, network.window))), "windows"
     else:
         tiles = choose_tiles(network, image.size, tile, free_memory(device))
-        ids = label_tiled(network.model, image, tiles, progress)
+        ids = label_tiled(network.model, image, tiles, progress, found)
         count, parts = len(tiles), "tiles"
         if network.norm in PER_TILE_NORMS:
             parts += f" with seams: {network.norm} uses separate statistics for each tile"
-    write_outputs(job, image, ids, network.palette)
+    written = write_outputs(job, image, ids, network.palette, found)
     seconds = time.perf_counter() - started
     parts = f", {count} {parts}" if count > 1 else ""
-    return f"{job.image}: {job.overlay}, {job.labels.name} ({seconds:.1f} s{parts})"
+    files = ", ".join([str(written[0]), *(path.name for path in written[1:])])
+    return f"{job.image}: {files} ({seconds:.1f} s{parts})"
+
+
+def _empty_probabilities(network: Network, size: Size) -> NDArray[np.float32]:
+    """Allocate (classes, H, W); raise ValueError if it needs more than half of the free memory."""
+    shape = (len(network.classes), *size)
+    needed, free = 4 * math.prod(shape), free_memory(torch.device("cpu"))
+    if needed > free / 2:
+        raise ValueError(
+            f"the probabilities of {shape[0]} classes need {needed / 2**30:.1f} GiB, more than "
+            f"half of the free {free / 2**30:.1f} GiB: omit --probabilities, or split the image"
+        )
+    return np.empty(shape, np.float32)
 
 
 def choose_tiles(network: Network, image: Size, tile: Size | None, free: int) -> list[Tile]:

@@ -61,11 +61,16 @@ class DecodedImage:
 
 
 @torch.inference_mode()
-def label_resized(model: nn.Module, image: RegionReader, size: Size) -> NDArray[np.uint8]:
+def label_resized(
+    model: nn.Module,
+    image: RegionReader,
+    size: Size,
+    probabilities: NDArray[np.float32] | None = None,
+) -> NDArray[np.uint8]:
     """Return the class of each pixel (H, W) of an image that the network sees at `size`.
 
     The image is resized to fit into `size` and padded, as in training. The logits are interpolated
-    back to its own size.
+    back to its own size. `probabilities` (classes, H, W) is filled if it is given.
     """
     height, width = image.size
     pixels = fit_image(image.read((0, height), (0, width)), size)
@@ -73,10 +78,12 @@ def label_resized(model: nn.Module, image: RegionReader, size: Size) -> NDArray[
     outputs = model(normalized(torch.from_numpy(pixels).to(device).unsqueeze(0)))
     logits: Tensor = getattr(outputs, "classes", outputs)  # ClassNet also returns contours
     own = fitting(image.size, size)
-    return enlarge_labels(logits[:, :, : own[0], : own[1]].float(), image.size)
+    return enlarge_labels(logits[:, :, : own[0], : own[1]].float(), image.size, probabilities)
 
 
-def enlarge_labels(logits: Tensor, size: Size) -> NDArray[np.uint8]:
+def enlarge_labels(
+    logits: Tensor, size: Size, probabilities: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
     """Return the classes (H, W) of logits (1, classes, h, w), interpolated to `size`.
 
     The interpolation is bilinear. It runs in bands of rows, because the logits of a large image
@@ -96,4 +103,6 @@ def enlarge_labels(logits: Tensor, size: Size) -> NDArray[np.uint8]:
             logits, grid.unsqueeze(0), padding_mode="border", align_corners=False
         )
         ids[top:bottom] = band.argmax(1)[0].to(torch.uint8).cpu().numpy()
+        if probabilities is not None:
+            probabilities[:, top:bottom] = band[0].softmax(0).cpu().numpy()
     return ids

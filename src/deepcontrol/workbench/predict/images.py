@@ -14,13 +14,17 @@ from PIL import Image
 from ..data import DataError, Size
 from ..data.files import check_eight_bit, open_image
 from ..data.inspect import colored
+from ..data.sample import Palette
 from ..folders.output import replacing
 from ..imagefile import ImageError, open_header
+from ..legend import draw_legend
+from .geotiff import geo_tags, write_bands_tiff, write_labels_tiff
 from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 OVERLAY_ALPHA = 0.5  # weight of the class color in an overlay
 BYTES_PER_PIXEL = 8  # memory for an image, its labels and its overlay
+LEGEND, LEGEND_WIDTH = "legend.png", 480
 _BAND = 512  # rows of an overlay that are blended at a time
 
 
@@ -39,6 +43,19 @@ class Job:
     @property
     def overlay(self) -> Path:
         return self.target.with_name(f"{self.target.name}-overlay.png")
+
+    @property
+    def geo_labels(self) -> Path:
+        return self.target.with_name(f"{self.target.name}-labels.tif")
+
+    @property
+    def probabilities(self) -> Path:
+        return self.target.with_name(f"{self.target.name}-probabilities.tif")
+
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """All files that may be written for the image."""
+        return self.labels, self.overlay, self.geo_labels, self.probabilities
 
 
 def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
@@ -62,7 +79,7 @@ def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
             jobs += [Job(p, out / p.relative_to(path).with_suffix(""), out) for p in found]
         else:
             jobs.append(Job(path, out / path.stem, out))
-    _check_collisions(jobs)
+    _check_collisions(jobs, out)
     return jobs
 
 
@@ -92,11 +109,11 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _check_collisions(jobs: Sequence[Job]) -> None:
+def _check_collisions(jobs: Sequence[Job], out: Path) -> None:
     taken: dict[Path, Path] = {}
     images = {_real(job.image) for job in jobs}
     for job in jobs:
-        for path in (job.labels, job.overlay):
+        for path in (*job.outputs, out / LEGEND):
             if _real(path) in images:
                 raise ValueError(
                     f"{path} is an input image, and the prediction of {job.image} would overwrite "
@@ -175,16 +192,47 @@ def write_outputs(
     job: Job,
     image: Picture,
     ids: NDArray[np.uint8],
-    palette: Sequence[tuple[int, int, int]],
-) -> None:
-    """Write the class ids (H, W) as an 8-bit PNG, and the overlay of their colors."""
+    palette: Palette,
+    probabilities: NDArray[np.float32] | None = None,
+) -> list[Path]:
+    """Write labels, overlay and, if they are given, probabilities; return the files.
+
+    The labels are class ids (H, W) in an 8-bit PNG with the colors of the classes as its palette.
+    For a GeoTIFF, they are also written as a TIFF file with the image's georeference.
+    """
     with replacing(job.labels, inside=job.out) as file:
-        Image.fromarray(ids).save(file, "PNG")
+        as_palette_image(ids, palette).save(file, "PNG")
     overlay = np.empty((*ids.shape, 3), np.uint8)
     for top in range(0, len(ids), _BAND):  # blending in floating point needs more memory
         rows = slice(top, min(top + _BAND, len(ids)))
         pixels = image.read_rgb((rows.start, rows.stop), (0, ids.shape[1]))
-        colors = colored(ids[rows], tuple(palette))
+        colors = colored(ids[rows], palette)
         overlay[rows] = (1 - OVERLAY_ALPHA) * pixels + OVERLAY_ALPHA * colors
     with replacing(job.overlay, inside=job.out) as file:
         Image.fromarray(overlay).save(file, "PNG")
+    written = [job.overlay, job.labels]
+    tags = geo_tags(job.image)
+    if tags:
+        with replacing(job.geo_labels, inside=job.out) as file:
+            write_labels_tiff(file, ids, palette, tags)
+        written.append(job.geo_labels)
+    if probabilities is not None:
+        with replacing(job.probabilities, inside=job.out) as file:
+            write_bands_tiff(file, probabilities, tags)
+        written.append(job.probabilities)
+    return written
+
+
+def as_palette_image(ids: NDArray[np.uint8], palette: Palette) -> Image.Image:
+    """Return class ids as an image whose palette has the colors of the classes."""
+    image = Image.fromarray(ids, "P")
+    image.putpalette([part for color in palette for part in color])
+    return image
+
+
+def write_legend(out: Path, classes: Sequence[str], palette: Palette) -> Path:
+    """Write a picture of the class ids, names and colors; return its path."""
+    entries = [(f"{i} {name}", palette[i]) for i, name in enumerate(classes)]
+    with replacing(out / LEGEND, inside=out) as file:
+        Image.fromarray(draw_legend(entries, LEGEND_WIDTH)).save(file, "PNG")
+    return out / LEGEND

@@ -108,13 +108,22 @@ def round_up(length: int, multiple: int) -> int:
 
 
 def label_tiled(
-    model: nn.Module, image: RegionReader, tiles: list[Tile], progress: Progress = lambda *_: None
+    model: nn.Module,
+    image: RegionReader,
+    tiles: list[Tile],
+    progress: Progress = lambda *_: None,
+    probabilities: NDArray[np.float32] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return the most likely class of each pixel (H, W), for a model in eval mode."""
+    """Return the most likely class of each pixel (H, W), for a model in eval mode.
+
+    `probabilities` (classes, H, W) is filled if it is given.
+    """
     ids = np.zeros(image.size, np.uint8)
     for tile, logits in tile_logits(model, image, tiles, progress):
         rows, columns = (slice(*span) for span in tile.core)
         ids[rows, columns] = logits.argmax(0).to(torch.uint8).cpu().numpy()
+        if probabilities is not None:
+            probabilities[:, rows, columns] = logits.float().softmax(0).cpu().numpy()
     return ids
 
 
@@ -147,9 +156,15 @@ def tile_logits(
 
 @torch.inference_mode()
 def label_blended(
-    model: nn.Module, image: RegionReader, size: Size, progress: Progress = lambda *_: None
+    model: nn.Module,
+    image: RegionReader,
+    size: Size,
+    progress: Progress = lambda *_: None,
+    probabilities: NDArray[np.float32] | None = None,
 ) -> NDArray[np.uint8]:
     """Return the class of each pixel (H, W) from overlapping windows of `size`.
+
+    `probabilities` (classes, H, W) is filled if it is given.
 
     The probabilities of a pixel are averaged over its windows, with weights that fall linearly from
     the center of a window to its edges. Only one row of windows is held in memory. The model must
@@ -172,7 +187,10 @@ def label_blended(
             done += 1
             progress(done, len(rows) * len(columns))
         ready = following - top  # the next row of windows does not change these rows
-        ids[top:following] = band[:, :ready].argmax(0).to(torch.uint8).cpu().numpy()
+        done_rows = band[:, :ready]
+        ids[top:following] = done_rows.argmax(0).to(torch.uint8).cpu().numpy()
+        if probabilities is not None:
+            probabilities[:, top:following] = (done_rows / done_rows.sum(0)).cpu().numpy()
         if following < height:
             band[:, : own[0] - ready] = band[:, ready:].clone()
             band[:, own[0] - ready :] = 0

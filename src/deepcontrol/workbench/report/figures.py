@@ -122,7 +122,6 @@ def _as_uri(svg: bytes) -> str:
 # Curves of runs
 
 MARKED = 40  # up to this many epochs, each has a marker
-SHOWN_CLASSES = 30  # of those with the highest error
 
 
 def draw_error(runs: Sequence[Run]) -> Figure:
@@ -138,24 +137,6 @@ def labeled_things(runs: Sequence[Run]) -> str:
     """Return the unit of the runs' errors: "pixels", "images", or "pixels or images"."""
     found = sorted({"images" if run.is_classification else "pixels" for run in runs}, reverse=True)
     return " or ".join(found)
-
-
-def draw_class_errors(errors: Mapping[str, float]) -> Figure:
-    """Draw the error of each class as bars, the highest at the top."""
-    shown = sorted(errors.items(), key=lambda pair: pair[1])[-SHOWN_CLASSES:]
-    with drawing(5.4, 0.8 + 0.22 * len(shown)) as figure:
-        axes = figure.subplots()
-        bars = axes.barh(range(len(shown)), [100 * error for _, error in shown], color=COLORS[0])
-        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
-        axes.set_yticks(range(len(shown)), [ascii_name(name)[:40] for name, _ in shown])
-        left_out = len(errors) - len(shown)
-        more = f", the highest {len(shown)} of {len(errors)} classes" if left_out else ""
-        axes.set(title=f"Wrong images of each class, %{more}")
-        axes.margins(x=0.12)
-        axes.set_xlim(left=0)
-        tidy(axes)
-        axes.grid(visible=False, axis="y")
-    return figure
 
 
 def draw_loss(runs: Sequence[Run]) -> Figure:

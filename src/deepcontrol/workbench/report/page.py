@@ -25,10 +25,19 @@ from ..folders.studyfolder import (
 )
 from ..terminal import printable
 from . import text
+from .classes import (
+    ClassRow,
+    Confusion,
+    class_rows,
+    draw_class_bars,
+    draw_class_curves,
+    draw_confusion,
+    frequent_confusions,
+    only_class,
+)
 from .figures import (
     Ranges,
     data_uri,
-    draw_class_errors,
     draw_error,
     draw_figure,
     draw_final_errors,
@@ -80,10 +89,11 @@ def environment() -> jinja2.Environment:
     )
 
 
-def _render(template: str, folder: Path, **content: Any) -> Path:
+def render(template: str, folder: Path, inside: Path | None = None, **content: Any) -> Path:
+    """Write index.html from a template and return its path."""
     page = folder / PAGE
     html = environment().get_template(template).render(text=text, **content)
-    write_atomic(page, html, inside=folder)
+    write_atomic(page, html, inside=inside or folder)
     return page
 
 
@@ -100,16 +110,41 @@ class Section:
     depth: str | None
     multiples: str | None
     others: str | None
-    class_errors: str | None
+    classes: list[ClassRow]
+    class_curves: str | None
+    class_bars: str | None  # if the curves have a single epoch
+    confusion: str | None
+    confusions: list[Confusion]
+    only_class: str | None  # predicted everywhere
     samples: list[tuple[int, str]]
+    worst: list[tuple[int, str]]  # the last picture of the worst images, or none
     notes: list[str]
 
 
-def write_page(runs: Sequence[Run], refused: Sequence[str], folder: Path) -> Path:
-    """Write index.html about some runs into a folder and return its path."""
-    return _render(
+def write_page(
+    runs: Sequence[Run],
+    refused: Sequence[str],
+    folder: Path,
+    key: str = "",
+    refresh: int | None = None,
+    inside: Path | None = None,
+) -> Path:
+    """Write index.html about some runs into a folder and return its path.
+
+    Args:
+        runs: The runs.
+        refused: Why some folders are not shown.
+        folder: Folder of the page.
+        key: Identifies the runs (`place.page_key`).
+        refresh: Seconds after which the page reloads itself; None for never.
+        inside: Folder that the user named, if `folder` is below it.
+    """
+    return render(
         "page.html",
         folder,
+        inside,
+        key=key,
+        refresh=refresh,
         runs=runs,
         refused=refused,
         columns=differing(runs),
@@ -143,7 +178,13 @@ def section(run: Run, index: int, scales: dict[str, Scale]) -> Section:
         of_lambda = scales["mean_scale"], scales["departure"]
         depth = data_uri(draw_depth(lam, "lambda", 1.0, *of_lambda))
         multiples = data_uri(draw_multiples(lam, "lambda", 1.0))
-    samples, missing = sample_pictures(run)
+    samples, missing = sample_pictures(first_and_last(run.samples))
+    worst, missing_worst = sample_pictures(run.worst_samples[-1:])
+    if not run.samples:
+        missing = ["no sample pictures yet"]
+    curves = draw_class_curves(run) if run.epochs_done > 1 else None
+    bars = None if curves else draw_class_bars(run)
+    confusion = draw_confusion(run)
     return Section(
         run=run,
         color=color,
@@ -151,9 +192,15 @@ def section(run: Run, index: int, scales: dict[str, Scale]) -> Section:
         depth=depth,
         multiples=multiples,
         others=draw_others(run, scales),
-        class_errors=data_uri(draw_class_errors(errors)) if (errors := run.class_errors) else None,
+        classes=class_rows(run),
+        class_curves=data_uri(curves) if curves else None,
+        class_bars=data_uri(bars) if bars else None,
+        confusion=data_uri(confusion) if confusion else None,
+        confusions=frequent_confusions(run),
+        only_class=only_class(run),
         samples=samples,
-        notes=[*run.notes, *left_out(run), *missing],
+        worst=worst,
+        notes=[*run.notes, *left_out(run), *missing, *missing_worst],
     )
 
 
@@ -168,29 +215,33 @@ def draw_others(run: Run, scales: dict[str, Scale]) -> str | None:
     return data_uri(draw_heats(found)) if found else None
 
 
-def sample_pictures(run: Run) -> tuple[list[tuple[int, str]], list[str]]:
-    """Return the sample pictures, and a note for each that cannot be shown."""
+def sample_pictures(
+    pictures: Sequence[tuple[int, Path]],
+) -> tuple[list[tuple[int, str]], list[str]]:
+    """Return epochs and data URIs of pictures, and a note for each that cannot be shown."""
     shown, missing = [], []
-    for epoch, path in first_and_last(run.samples):
+    for epoch, path in pictures:
         try:
             shown.append((epoch, picture_uri(path)))
         except ValueError as error:
             missing.append(str(error))
-    return shown, missing if run.samples else ["no sample pictures yet"]
+    return shown, missing
 
 
 # A study
 
 
-def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
+def write_study_page(study: Study, runs: StudyRuns, out: Path, refresh: int | None = None) -> Path:
     """Write index.html, figures/ and verdicts.md of a study; return the page's path."""
     lambdas = write_figures(study, runs, out)
     sweeps = write_sweeps(study, out)
     errors = final_errors(study, runs)
     write_atomic(out / VERDICT_TABLE, text.verdicts_markdown(study) + "\n", inside=out)
-    return _render(
+    return render(
         "study.html",
         out,
+        key="",
+        refresh=refresh,
         study=study,
         runs=runs,
         outcomes=OUTCOMES,
@@ -204,6 +255,7 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path) -> Path:
         figure2=draw_panels(study.figure2, runs, own_ranges(study.figure2, runs.found)),
         lambdas=lambdas,
         pictures=study_pictures(study, runs),
+        classes=study_classes(study, runs),
         rows=[
             (entry, summarize([run])[0] if (run := runs.get(entry.name)) else None)
             for entry in study.runs
@@ -279,6 +331,12 @@ def study_pictures(study: Study, runs: StudyRuns) -> list[tuple[str, int, str]]:
             except ValueError:  # a page without this picture is still useful
                 continue
     return found
+
+
+def study_classes(study: Study, runs: StudyRuns) -> list[ClassRow]:
+    """Return the classes of the pictured runs, which share one data set, for the legend."""
+    pictured = [run for run in runs.with_metrics(study.pictured) if run.samples]
+    return class_rows(pictured[0]) if pictured else []
 
 
 def about(runs: StudyRuns) -> dict[str, list[str]]:

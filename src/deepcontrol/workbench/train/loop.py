@@ -1,8 +1,10 @@
 """The training loop: steps, and after each epoch an evaluation, records and a checkpoint."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +14,9 @@ from torch import nn
 from ..data import Batch
 from ..folders import records, runfolder
 from ..folders.runlock import RunLock
-from ..metrics import ConfusionMatrix
-from .build import Sources
+from ..hardware import crowded_note, fit_threads
+from ..metrics import ConfusionMatrix, ImageError, ImageErrors
+from .build import Sources, class_logits
 from .config import Train
 from .diagnosis import (
     device_fault,
@@ -26,8 +29,9 @@ from .distributed import Group, choose_device, configure_torch, peak_mib, proces
 from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_device_failure, is_out_of_memory
 from .interrupts import Stopped, interrupts
-from .progress import Display, epoch_line, one_class_line, sample_sheet, save_png, step_status
+from .progress import Display, epoch_line, one_class_line, step_status, validation_note
 from .run import TrainingRun, images_in_batch
+from .sheets import Pixels, sample_sheet, save_png, worst_sheet
 from .snapshot import snapshot
 from .start import claim_folder, open_run
 
@@ -50,6 +54,7 @@ def train(
         ValueError, OSError, FaultError: The message explains the failure to the user.
     """
     configure_torch(config)
+    fit_threads()
     with (
         process_group(choose_device(config.device)) as group,
         interrupts() as received,
@@ -97,6 +102,8 @@ def train_epochs(run: TrainingRun) -> None:
     """Train from the run's position to the end of its last epoch."""
     position, epochs = run.position, run.config.epochs
     run.display.log(run.describe())
+    for note in notes_at_start(run):
+        run.display.log(note)
     if position.epoch < 0:  # epoch 0 is the network before training
         finish_epoch(run)
     seconds = 0.0
@@ -114,6 +121,22 @@ def train_epochs(run: TrainingRun) -> None:
     run.writer.wait()
     run.check_lock()
     run.display.log(f"finished {epochs} epoch{'s' * (epochs > 1)}: {run.config.out}")
+
+
+def notes_at_start(run: TrainingRun) -> list[str]:
+    """Return warnings about busy cores and about validation images of one's own."""
+    notes = []
+    if run.group.device.type == "cpu" and run.group.world_size == 1:
+        threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        notes.append(crowded_note(threads, os.getloadavg()[0], cores))
+    config, cache = run.config, run.val.dataset
+    if config.data in ("folder", "coco", "nnunet", "imagefolder") and config.val_limit is None:
+        advice = "put images into a folder val/ of your own"
+        if config.data != "imagefolder":
+            advice = "set a larger --val-fraction, or make a split val/ of your own"
+        counts = cache.histogram.tolist()
+        notes.append(validation_note(counts, len(cache), cache.classes, advice))
+    return [note for note in notes if note]
 
 
 def stop_early(run: TrainingRun, reason: str) -> None:
@@ -166,20 +189,30 @@ def finish_epoch(run: TrainingRun) -> None:
     if run.average is not None:
         run.average.copy_buffers()
     try:
-        matrix, val_loss = _evaluate(run)
+        matrix, val_loss, worst = _evaluate(run)
     except NotFiniteError:
         raise evaluation_fault(run) from None
     layers = _layer_stats(run)
     epoch = run.position.epoch + 1
-    sheet = None
-    if epoch in run.config.sample_epochs:
-        sheet = sample_sheet(run.evaluated, run.val, run.step.autocast, run.config.window)
+    names = [run.sample_name(image.sample) for image in worst]
+    sheets: dict[Path, Pixels] = {}
+    if run.draws_after(epoch):
+        drawn_with = run.step.autocast, run.config.window
+        sheets[runfolder.sample_path(run.config.out, epoch)] = sample_sheet(
+            run.evaluated, run.val, *drawn_with
+        )
+        if worst:
+            sheets[runfolder.worst_path(run.config.out, epoch)] = worst_sheet(
+                run.evaluated, run.val, worst, names, *drawn_with
+            )
     metrics = _metrics(run, epoch, val_loss, matrix, started)
     if run.group.is_main:
         run.check_lock()
+        errors = list(zip(names, (image.error for image in worst), strict=True))
+        runfolder.write_validation(run.config.out, epoch, matrix.counts.tolist(), errors)
         _write_records(run, metrics, layers)
-        if sheet is not None:
-            save_png(sheet, runfolder.sample_path(run.config.out, epoch))
+        for path, sheet in sheets.items():
+            save_png(sheet, path)
     run.display.log(epoch_line(metrics, run.config.epochs))
     if epoch == run.config.epochs and matrix.only_class is not None:
         run.display.log(one_class_line(run.val.dataset.classes[matrix.only_class], run.config.task))
@@ -214,9 +247,10 @@ def lock_by_main(config: Train, group: Group) -> Iterator[RunLock | None]:
         yield held
 
 
-def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float]:
-    """Return the confusion matrix and the mean loss over the validation images."""
+def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float, list[ImageError]]:
+    """Return confusion matrix and mean loss over the validation images, and the worst images."""
     run.display.start_bar("evaluating", len(run.val))
+    errors = ImageErrors(run.val.ignored_label, run.val.rank, run.val.world)
     done, loss_sum = 0, torch.zeros((), dtype=torch.float64, device=run.group.device)
 
     def after_batch(batch: Batch, outputs: Any) -> None:
@@ -224,12 +258,15 @@ def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float]:
         images = images_in_batch(run.val, done)
         loss = run.objective.loss(outputs, *run.targets(batch, images))
         loss_sum.add_(run.group.mean(loss).double() * images)
+        errors.update(done * run.val.batch_size, class_logits(outputs), batch.labels)
         done += 1
         run.display.advance(done)
         run.stop_if_asked()
 
     matrix = evaluate(run.evaluated, run.val, run.step.autocast, after_batch, run.config.window)
-    return matrix, float(loss_sum) / len(run.val.dataset)
+    of_processes = run.group.all_gather(errors.worst(runfolder.WORST_LISTED))
+    worst = sorted((i for part in of_processes for i in part), key=lambda i: (-i.error, i.sample))
+    return matrix, float(loss_sum) / len(run.val.dataset), worst[: runfolder.WORST_LISTED]
 
 
 def _layer_stats(run: TrainingRun) -> dict[str, Any]:
@@ -248,8 +285,9 @@ def _metrics(
     scores: dict[str, Any] = {"val_error": matrix.pixel_error}
     if run.config.task == "segmentation":
         scores["val_mean_iou"] = matrix.mean_iou
+        scores["val_class_iou"] = matrix.class_iou.tolist()
     else:
-        scores["val_class_error"] = [None if e != e else e for e in matrix.class_error.tolist()]
+        scores["val_class_error"] = matrix.class_error.tolist()
     return {
         "epoch": epoch,
         "step": epoch * len(run.train),
@@ -272,6 +310,9 @@ def _write_records(run: TrainingRun, metrics: dict[str, Any], layers: dict[str, 
         return
     names = ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s")
     values = {name: metrics[name] for name in names if metrics.get(name) is not None}
+    for name, iou in zip(run.val.dataset.classes, metrics.get("val_class_iou", ()), strict=False):
+        if iou == iou:  # NaN if the class is neither labeled nor predicted
+            values[f"val_class_iou/{name}"] = iou
     for layer, about in layers.items():
         for name, value in about.items():
             values[f"{name}/{layer}"] = value if name == "open" else value["mean"]

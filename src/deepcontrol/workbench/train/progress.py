@@ -1,30 +1,18 @@
-"""Show the progress of a run: terminal, TensorBoard, pictures of predictions."""
+"""Show the progress of a run: terminal and TensorBoard."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from PIL import Image
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from torch import Tensor, nn
 
-from ..data import VOID, BatchStream, Task
-from ..data.inspect import colored
-from ..data.survey import as_rgb
-from ..folders.output import replacing
-from ..sizes import Size
-from .class_sheet import class_sheet
-from .evaluate import evaluating, predict
+from ..data import Task
 
-SAMPLES_SHOWN = 4
-ERROR_COLOR = (255, 48, 48)
+FEW_IMAGES = 10  # validation images, below which there is a warning
 
 
 # Terminal
@@ -107,6 +95,34 @@ def one_class_line(name: str, task: Task) -> str:
     )
 
 
+def validation_note(
+    histogram: Sequence[int], images: int, classes: Sequence[str], advice: str = "add images"
+) -> str:
+    """Return a warning if the validation images are too few to judge a network, else "".
+
+    Args:
+        histogram: Pixels or images of each class.
+        images: Number of validation images.
+        classes: Names of the classes.
+        advice: How to get more of them.
+
+    >>> validation_note([40, 2], 4, ("apple", "leaf")).split(":")[0]
+    'Only 4 validation images'
+    >>> validation_note([40, 0], 20, ("apple", "leaf")).split(",")[0]
+    'No validation image has the class leaf'
+    """
+    if images < FEW_IMAGES:
+        return (
+            f"Only {images} validation images: the error of one image decides which checkpoint is "
+            f"the best, and a difference of a few percent means nothing. To get more, {advice}."
+        )
+    missing = [name for name, count in zip(classes, histogram, strict=True) if not count]
+    if missing:
+        listed = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
+        return f"No validation image has the class {listed}, so its error is unknown: {advice}."
+    return ""
+
+
 def epoch_line(metrics: dict[str, float], epochs: int) -> str:
     """Return the line printed after an epoch, from its record in metrics.jsonl."""
     parts = [f"epoch {metrics['epoch']}/{epochs}"]
@@ -168,75 +184,3 @@ class Events:
         except OSError as error:
             self._writer = None
             self._log(f"TensorBoard events stopped: {error}")
-
-
-# Pictures
-
-
-def sample_sheet(
-    model: nn.Module,
-    batches: BatchStream,
-    autocast: torch.dtype | None,
-    window: Size | None = None,
-) -> NDArray[np.uint8]:
-    """Draw images, labels, predictions and errors side by side, one row per image.
-
-    The images are spread evenly over the split. In distributed training all processes must call
-    this function, and each draws its own images. For classification see `class_sheet`.
-
-    Returns:
-        The picture, (H, W, 3).
-    """
-    if batches.dataset.task == "classification":
-        return class_sheet(model, batches, autocast)
-    count = len(batches.dataset)
-    # Evenly spread, because neighboring images may be frames of one scene.
-    wanted = dict.fromkeys(i * count // SAMPLES_SHOWN for i in range(SAMPLES_SHOWN))
-    rows: list[NDArray[np.uint8]] = []
-    with evaluating(model, batches.device, autocast):
-        for number, batch in enumerate(batches.epoch()):
-            start = number * batches.batch_size
-            offsets = [i - start for i in wanted if 0 <= i - start < batches.batch_size]
-            if not offsets:
-                continue
-            predicted = predict(model, batch.images, window)
-            for offset in offsets:
-                i = min(offset // batches.world, len(predicted) - 1)
-                rows.append(_sample_row(batch.images[i], batch.labels[i], predicted[i], batches))
-    return np.vstack(rows)
-
-
-def save_png(pixels: NDArray[np.uint8], path: Path) -> None:
-    """Write a picture into a folder of the run folder."""
-    with replacing(path, inside=path.parent.parent) as file:
-        Image.fromarray(pixels).save(file, "PNG")
-
-
-def _sample_row(
-    image: Tensor, labels: Tensor, predicted: Tensor, batches: BatchStream
-) -> NDArray[np.uint8]:
-    if image.dim() == 4:
-        depth = _shown_slice(labels)
-        image, labels, predicted = image[:, depth], labels[depth], predicted[depth]
-    shown = as_rgb(batches.pixels(image))
-    truth, guess = labels.cpu().numpy(), predicted.to(torch.uint8).cpu().numpy()
-    palette = batches.dataset.palette
-    return np.hstack(
-        [shown, colored(truth, palette), colored(guess, palette), _errors(truth, guess, shown)]
-    )
-
-
-def _shown_slice(labels: Tensor) -> int:
-    """Return the slice of a volume with the most pixels of other classes than the background."""
-    return int(((labels > 0) & (labels != VOID)).flatten(1).sum(1).argmax())
-
-
-def _errors(
-    truth: NDArray[np.uint8], guess: NDArray[np.uint8], shown: NDArray[np.uint8]
-) -> NDArray[np.uint8]:
-    """Draw wrong pixels in red over the darkened image, and void pixels in black."""
-    gray = shown.mean(2, keepdims=True) * 0.5
-    picture = np.repeat(gray, 3, axis=2).astype(np.uint8)
-    picture[(guess != truth) & (truth != VOID)] = ERROR_COLOR
-    picture[truth == VOID] = 0
-    return picture

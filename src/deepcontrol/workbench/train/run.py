@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...step import TrainingStep
-from ..data import Batch, BatchStream
+from ..data import Batch, BatchStream, DatasetSplit, Source
 from ..folders.runlock import RunLock
 from ..optim import scheduled_lr, set_lr
 from .build import (
@@ -21,6 +21,7 @@ from .faults import GuardReader
 from .interrupts import Interrupts, Stopped
 from .layer_stats import LayerStats
 from .progress import Display, Events
+from .sheets import sample_name
 from .snapshot import Position
 
 # Steps between two checks of loss, signals and other processes. A check after every step would
@@ -49,6 +50,7 @@ class TrainingRun:
     events: Events | None  # only in the main process
     lock: RunLock | None = None  # only in the main process
     average: MovingAverage | None = None  # of the weights
+    val_source: Source | DatasetSplit | None = None
 
     def __post_init__(self) -> None:
         self.started = time.monotonic()
@@ -84,6 +86,15 @@ class TrainingRun:
     def saves_after(self, epoch: int) -> bool:
         """Return whether an epoch ends with a checkpoint."""
         return epoch % self.config.save_epochs == 0 or epoch == self.config.epochs
+
+    def draws_after(self, epoch: int) -> bool:
+        """Return whether pictures are drawn after an epoch. The last one is drawn with others."""
+        drawn = self.config.sample_epochs
+        return epoch in drawn or (bool(drawn) and epoch == self.config.epochs)
+
+    def sample_name(self, index: int) -> str:
+        """Return the file name of a validation image, or its number."""
+        return f"image {index}" if self.val_source is None else sample_name(self.val_source, index)
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step of the run, a function of the configuration."""

@@ -86,9 +86,11 @@ class Settings:
     data_root: Path | None = None
     """Dataset folder. Not needed for streets."""
     size: TrainingSize | None = None
-    """Training size. Larger images are cropped; evaluation of segmentation uses windows of this
-    size. None: 256x512 for segmentation, 256x256 for folder and coco, 96x96x96 for nnunet, 32x32
-    for CIFAR, 28x28 for Fashion-MNIST, 224x224 for imagefolder."""
+    """Training size. Images of --data folder or coco are resized or cut into tiles (--fit), those
+    of classification are resized and cropped, and others are cropped if they are larger.
+    Evaluation of segmentation uses windows of this size. None: 256x512 for segmentation, 256x256
+    for folder and coco, 96x96x96 for nnunet, 32x32 for CIFAR, 28x28 for Fashion-MNIST, 224x224 for
+    imagefolder."""
     fit: Fit = "resize"
     """How images of --data folder or coco, of any size, become images of --size. resize: scaled to
     fit, with their aspect ratio; the rest is padded with border pixels that have no label. tile:

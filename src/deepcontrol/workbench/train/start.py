@@ -187,6 +187,7 @@ def open_run(
             events=events,
             lock=held,
             average=average,
+            val_source=sources.val,
         )
     finally:
         writer.close()
