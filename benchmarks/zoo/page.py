@@ -148,7 +148,8 @@ def _group(name: str, tricky: Sequence[Row]) -> str:
     kinds = " / ".join(str(_sum(rows, kind)) for kind in ("fused", "replaced", "skipped"))
     wrong = sum("failure" in r for r in rows)
     differ = sum(r["without_example"] != "same" for r in rows)
-    return f"| {name.rstrip('.')} | {len(rows)} | {kinds} | {_sum(rows, 'backed_out')} | {wrong} | {differ} |"
+    cells = (name.rstrip("."), len(rows), kinds, _sum(rows, "backed_out"), wrong, differ)
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _name(row: Row) -> str:
