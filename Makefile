@@ -20,7 +20,7 @@ help:
 	@echo "make test-gpu  run the tests that need a CUDA device"
 	@echo "make test-ray  run the test that needs Ray (installs Ray into .ray)"
 	@echo "make test-zoo  run the tests against timm, MONAI and other libraries (in .venv-zoo)"
-	@echo "make zoo       convert, train and fold 100 models of 22 libraries, and write docs/zoo.md (about 15 minutes)"
+	@echo "make zoo       convert, train and fold 111 models of 22 libraries, and write docs/zoo.md (about 15 minutes)"
 	@echo "make audit     look up known vulnerabilities of the pinned packages (needs a network)"
 	@echo "make setup     create .venv with pinned packages and an editable install"
 

@@ -24,7 +24,30 @@ LOCKED = {
     "transformers",
 }
 # Of these libraries, but measured by `make zoo` alone, because they take long.
-NOT_HERE = set[str]()
+NOT_HERE = {
+    "timm/seresnet18",
+    "timm/mobilenetv4_conv_small",
+    "timm/mobileone_s0",
+    "timm/fastvit_t8",
+    "timm/repvit_m0_9",
+    "timm/efficientvit_b0",
+    "timm/mobilevit_xxs",
+    "timm/res2net50_14w_8s",
+    "timm/xception41",
+    "timm/convmixer_1024_20_ks9_p14",
+    "torchvision/efficientnet_b0",
+    "torchvision/r2plus1d_18",
+    "segmentation-models-pytorch/Unet, efficientnet-b0",
+    "segmentation-models-pytorch/Unet, dpn68",
+    "segmentation-models-pytorch/DeepLabV3, mobilenet_v2",
+    "monai/HighResNet, 3-D",
+    "monai/resnet10, 3-D",
+    "monai/EfficientNetBN, 2-D",
+    "transformers/MobileViTForImageClassification",
+    "transformers/SegformerForSemanticSegmentation",
+    "transformers/SwiftFormerForImageClassification",
+    "transformers/HGNetV2ForImageClassification",
+}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +78,9 @@ def check(row: dict[str, str]) -> None:
     assert row["finite_at_1"] == "True"
     # In fp64 rounding is negligible.
     assert float(row["fold_fp64"]) <= 1e-12
-    assert float(row["he_fold_fp64"]) <= 1e-10
+    # At lambda 1, features before global average pooling can be constant (Report.constant), and
+    # the outputs nothing but rounding.
+    assert float(row["he_fold_fp64"]) <= 1e-10 or float(row["he_fp32_rounding"]) > 1
     assert float(row["bn_start_fp64"]) <= 1e-10
     # In fp32 within 1e-5, unless rounding in the model itself is larger.
     assert float(row["fold"]) <= max(1e-5, 2 * float(row["fp32_rounding"]))
