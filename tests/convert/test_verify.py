@@ -175,3 +175,17 @@ def test_conversion_leaves_the_random_state() -> None:
     torch.manual_seed(3)
     to_agc(model, init="paper", example=IMAGE)
     assert torch.equal(torch.rand(3), expected)
+
+
+class Descriptor(nn.Sequential):
+    """Ends with the L2 norm of 1x1 maps, as kornia's HardNet."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(super().forward(x).flatten(1))
+
+
+def test_normalized_features_of_one_position_are_fused() -> None:
+    model = Descriptor(*row(3, 8), nn.Conv2d(8, 16, 9), nn.BatchNorm2d(16, affine=False))
+    _, report = to_agc(model, example=torch.randn(1, 3, 9, 9), report=True)
+    assert report.count("fused") == 2
+    assert "backed out" not in str(report)
