@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepcontrol.workbench.data import open_source, prepare
+from deepcontrol.workbench.data import Batches, open_source, prepare
 from deepcontrol.workbench.train.build import build_model, scale_to_images_
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.config import Train
@@ -30,7 +30,7 @@ def test_unit_init_scales_the_filters_of_he_init(tmp_path: Path) -> None:
     cache = prepare(open_source("streets", "train", limit=2), config.size, tmp_path)
     model = build_model(config, 19)
     he = {name: w.clone() for name, w in model.state_dict().items()}
-    scale_to_images_(model, config, cache)
+    scale_to_images_(model, config, Batches(cache, 1))
     for name, weight in model.state_dict().items():
         factor = (weight / he[name]).nanmean().item() if weight.any() else 1.0
         assert torch.allclose(weight, factor * he[name], rtol=1e-4, atol=1e-7), name

@@ -379,7 +379,7 @@ def _decode(case: Case, layout: Layout, paths: list[Path], index: Path) -> None:
     arrays: list[NDArray] = [image, labels]
     for path, array in zip(paths, arrays, strict=True):
         with replacing(path, inside=folder) as file:
-            np.save(file, array)
+            np.lib.format.write_array(file, array, allow_pickle=False)
     write_json(index, about, indent=0, inside=folder)
 
 
