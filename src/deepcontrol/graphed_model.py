@@ -50,11 +50,14 @@ class GraphedModel:
         if self.why_eager is not None:
             with torch.autocast(self._device, self.autocast, enabled=self.autocast is not None):
                 return self.model(*inputs, **more)
-        outputs = self._replay(*inputs)
+        outputs = self._replay(*(_with_own_gradient(a) for a in inputs))
         tensors = [a for a in pytree.tree_leaves(outputs) if _has_gradient(a)]
         if tensors:
-            self._pending = weakref.ref(tensors[0].grad_fn)
-        return pytree.tree_map(self._own_output, outputs)
+            node: Any = tensors[0].grad_fn
+            node.register_prehook(self._before_backward)
+            self._pending = weakref.ref(node)
+        # The next replay overwrites the original outputs.
+        return pytree.tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, outputs)
 
     def _reason_to_run_eagerly(self, inputs: tuple[Any, ...], more: dict[str, Any]) -> str | None:
         if more or not all(isinstance(a, Tensor) for a in inputs):
@@ -69,15 +72,7 @@ class GraphedModel:
             return "the backward of the previous forward is still to run"
         return None
 
-    def _own_output(self, output: Any) -> Any:
-        if not isinstance(output, Tensor):
-            return output
-        output = output.clone()  # the next replay overwrites the original
-        if output.requires_grad:
-            output.register_hook(self._before_backward)
-        return output
-
-    def _before_backward(self, gradient: Tensor) -> None:
+    def _before_backward(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Move gradients that the replay is going to overwrite to memory of their own."""
         self._pending = None
         for parameter in self._parameters:
@@ -107,7 +102,8 @@ def graphed(model: nn.Module, *inputs: Tensor, autocast: torch.dtype | None = No
 
     A replay does not notice changes of Python attributes, of `requires_grad`, or new parameters.
     Call graphed again after such a change. A backward runs once per forward: retain_graph=True
-    and second derivatives are not supported.
+    and second derivatives are not supported. The next backward overwrites the results of
+    torch.autograd.grad for parameters; clone them to keep them.
 
     Args:
         model: The model, in the mode (train or eval) to capture.
@@ -175,6 +171,15 @@ def _obstacle(inputs: tuple[Tensor, ...]) -> str | None:
 def _signature(inputs: tuple[Tensor, ...]) -> list[tuple[Any, ...]]:
     """Return shape, dtype and whether a gradient is needed, of every input."""
     return [(tuple(a.shape), a.dtype, a.requires_grad) for a in inputs]
+
+
+def _with_own_gradient(value: Tensor) -> Tensor:
+    """Return a view of an input that copies its gradient out of the graphs' memory."""
+    if not value.requires_grad:
+        return value
+    view = value.view_as(value)
+    view.register_hook(torch.clone)
+    return view
 
 
 def _has_gradient(value: Any) -> bool:

@@ -143,7 +143,8 @@ class TrainingStep:
 
     def _update_state(self) -> None:
         """Drop the graphs if the state changed: a replay would use the old hyperparameters."""
-        lrs = [group["lr"] for group in self.optimizer.param_groups if _is_number(group["lr"])]
+        groups = self.optimizer.param_groups
+        lrs = [group["lr"] for group in groups if "lr" in group and _is_number(group["lr"])]
         changed = self._last_lrs is not None and lrs != self._last_lrs
         self._tensor_lr |= changed and _accepts_tensor_lr(self.optimizer)
         self._last_lrs = lrs
@@ -206,7 +207,10 @@ class TrainingStep:
             losses.append(loss.detach())
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         loss = self._before_update(loss)
-        with contextlib.nullcontext() if self._lrs is None else self._lrs.applied():
+        lrs = self._lrs
+        if lrs is not None and len(lrs.values) != len(self.optimizer.param_groups):
+            lrs = None  # a group was added since
+        with contextlib.nullcontext() if lrs is None else lrs.applied():
             self.optimizer.step()
         return loss
 
@@ -223,7 +227,7 @@ class TrainingStep:
         ]
         if self._tensor_lr:
             for constants, group in zip(groups, self.optimizer.param_groups, strict=True):
-                if _is_number(group["lr"]):
+                if "lr" in group and _is_number(group["lr"]):
                     del constants["lr"]
         optimized = [id(p) for g in self.optimizer.param_groups for p in g["params"]]
         modes = [m.training for m in _modules(self.model, self._loss)]
@@ -308,7 +312,7 @@ class _Watch:
 
     def _constants(self, group: dict[str, Any]) -> list[Any]:
         """Return the hyperparameters of a group, without a learning rate that may change."""
-        may_change = self.tensor_lr and _is_number(group["lr"])
+        may_change = self.tensor_lr and _is_number(group.get("lr"))
         return [value for name, value in group.items() if name != "lr" or not may_change]
 
 
@@ -420,6 +424,7 @@ def _accepts_tensor_lr(optimizer: torch.optim.Optimizer) -> bool:
         # The fused kernel has these conditions. A sharded parameter has a device_mesh.
         parameters = [p for group in groups for p in group["params"]]
         plain = all(p.is_floating_point() and not hasattr(p, "device_mesh") for p in parameters)
+        plain &= not any(p.grad is not None and p.grad.is_sparse for p in parameters)
         return plain and not any(group["differentiable"] for group in groups)
     if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
         return all(group["capturable"] or group["fused"] for group in groups)

@@ -36,7 +36,7 @@ from deepcontrol.workbench.train.checkpoint import (
     save_best,
     save_last,
 )
-from deepcontrol.workbench.train.config import load_config, to_json
+from deepcontrol.workbench.train.config_file import load_config, to_json
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.snapshot import BUFFER, Position, restore, snapshot
 from tests.workbench.train.runs import tiny

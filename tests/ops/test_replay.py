@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
 from deepcontrol.nn import AGCConvPool2d
-from deepcontrol.ops import max_unpool2x2, replay
+from deepcontrol.ops import agc, max_unpool2x2, replay
 from deepcontrol.ops.replay import Replay
 
 pytest.importorskip("triton")
@@ -89,7 +89,6 @@ def test_repeats_what_it_recorded(
         calls.clear()
         actual = gradients(model, x, g)
         assert bool(calls) == (step < 2), (step, calls)
-        replay._replays.clear() if step == 3 else None
         kept = dict(replay._replays)
         replay._replays.clear()
         expected = gradients(plain, x, g)  # never recorded: each plan is new
@@ -139,3 +138,100 @@ def test_sizes_that_occur_once_are_not_recorded(recording: None) -> None:
     run(torch.randn(4, 3, 3, 3), torch.randn(4))
     assert run.calls == 1
     assert not run.recorded
+
+
+def steps(layer: nn.Module, x: Tensor, g: Tensor, count: int = 3) -> None:
+    for _ in range(count):
+        layer(x).backward(g)
+
+
+def test_second_derivatives_with_frozen_filters(device: str, recording: None) -> None:
+    """Only bias and mean_scale have gradients, so the input is not saved."""
+    neuron = AGCConv2d(3, 8, 3, padding=1, activation="leaky_relu").to(device)
+    neuron.weight.requires_grad_(False)
+    neuron.gain.requires_grad_(False)
+    x, g = torch.randn(2, 3, 8, 8, device=device), torch.randn(2, 8, 8, 8, device=device)
+    steps(neuron, x, g)
+    g.requires_grad_()
+    (dbias,) = torch.autograd.grad(neuron(x), neuron.bias, g, create_graph=True)
+    (second,) = torch.autograd.grad(dbias.sum(), g)
+    assert second.shape == g.shape
+    several = torch.randn(3, 2, 8, 8, 8, device=device)
+    (batch,) = torch.autograd.grad(neuron(x), neuron.bias, several, is_grads_batched=True)
+    for one, found in zip(several, batch, strict=True):
+        (expected,) = torch.autograd.grad(neuron(x), neuron.bias, one)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: AGC2d(6), lambda: AGCConv2d(6, 6, 3, padding=1)], ids=["AGC2d", "AGCConv2d"]
+)
+def test_saved_tensors_may_return_in_another_layout(
+    make: Callable[[], nn.Module], device: str, recording: None
+) -> None:
+    """save_on_cpu returns contiguous tensors. Six channels have no mask, so the output is saved."""
+    layer = make().to(device).to(memory_format=torch.channels_last)
+    layout = torch.channels_last
+    x, g = (torch.randn(2, 6, 8, 8, device=device).to(memory_format=layout) for _ in range(2))
+    steps(layer, x, g)
+    expected = gradients(layer, x, g)
+    with torch.autograd.graph.saved_tensors_hooks(lambda a: a, lambda a: a.contiguous()):
+        found = gradients(layer, x, g)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_layers_with_other_paddings_have_other_plans() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    changed = AGCConv2d(3, 4, 3, padding=1)
+    changed.padding = (0, 0)  # torch's convolutions ignore it as well
+    changed(x)
+    assert AGCConv2d(3, 4, 3, padding=0)(x).shape == (1, 4, 6, 6)
+
+
+def test_checks_are_not_skipped_for_a_known_number_of_elements() -> None:
+    z, w = torch.randn(4, 4, 5, 5), torch.randn(4)
+    agc(z, w, w, w)
+    with pytest.raises(ValueError, match=r"weight has shape \(4, 1\)"):
+        agc(z, w.view(4, 1), w, w)
+
+
+def test_tied_parameters_do_not_serve_other_layers(device: str, recording: None) -> None:
+    """Layers of the same shapes share a plan, but not their tensors."""
+    x, g = torch.randn(2, 3, 8, 8, device=device), torch.randn(2, 8, 8, 8, device=device)
+    tied = AGCConv2d(3, 8, 3, padding=1).to(device)
+    tied.mean_scale = tied.gain
+    steps(tied, x, g)
+    other = AGCConv2d(3, 8, 3, padding=1).to(device)
+    with torch.no_grad():
+        other.gain.normal_()
+    found = gradients(other, x, g)
+    replay._replays.clear()
+    for a, b in zip(found, gradients(other, x, g), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_sizes_without_a_hash_have_no_plan() -> None:
+    neuron = AGCConv2d(3, 4, 3)
+    neuron.stride = [1, 1]  # type: ignore[assignment]
+    assert neuron(torch.randn(1, 3, 8, 8)).shape == (1, 4, 6, 6)
+
+
+def test_tensors_that_left_a_transform(device: str, recording: None) -> None:
+    neuron = AGCConv2d(3, 8, 3, padding=1).to(device)
+    x, g = torch.randn(2, 3, 8, 8, device=device), torch.randn(2, 8, 8, 8, device=device)
+    steps(neuron, x, g)
+    left: list[Tensor] = []
+
+    def doubled(a: Tensor) -> Tensor:
+        left.append(2 * a)
+        return a.sum()
+
+    torch.func.grad(doubled)(x)
+    torch.testing.assert_close(neuron(left[0]), neuron(2 * x))
+
+
+def test_pooling_needs_a_batch() -> None:
+    for activation in ("relu", "silu"):
+        with pytest.raises(ValueError, match="expected"):
+            AGCConvPool2d(3, 8, 3, activation=activation)(torch.randn(3, 8, 8))

@@ -17,6 +17,7 @@ from deepcontrol.workbench.models import SegNet
 
 pytest.importorskip("triton")
 
+from deepcontrol.ops import replay
 from deepcontrol.ops.triton import agc, agc_pool, blocks
 from deepcontrol.ops.triton.launch import Launch, launch
 from deepcontrol.ops.triton.tiling import tile_maps
@@ -127,6 +128,7 @@ def derived(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     for name in ("gain_conv", "neuron"):
         module = importlib.import_module(f"deepcontrol.ops.{name}")
         monkeypatch.setattr(module, "HALF_TYPES", (torch.float32,))
+    replay._replays.clear()  # plans of calls before, with the other settings
     means: list[Tensor] = []
 
     window_mean_launch = blocks.window_mean_launch

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..ops import gain_conv, max_pool2x2
 from ..ops.activation import ActivationName, activation_name
 from ..ops.agc import center_bias_act_given_mean
-from ..ops.dispatch import kernel_switch
+from ..ops.dispatch import kernel_switch, unwrap_if_dead
 from ..ops.gain_conv import autocast_dtype, cast_input, store_map_sums, stored_map_sums
 from ..ops.layout import positions
 from ..ops.neuron import Geometry, NeuronPlan, run_fused, runs_fused, unfused_neuron
@@ -124,16 +124,18 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
             check_input(self, input)
             return self.forward(input.unsqueeze(0)).squeeze(0)
         weight, gain, bias, mean_scale = _parameters(self)
-        x, autocast = input, autocast_dtype(input)
+        x = unwrap_if_dead(input)
+        autocast = autocast_dtype(x)
         map_sums = stored_map_sums(x) if autocast is None or autocast is x.dtype else None
         # Everything that a plan depends on; a plan in the cache has passed the checks of its input.
         key = (
             "neuron", x.shape, x.stride(), x.dtype, x.device, type(x), autocast,
             weight.shape, weight.stride(), weight.dtype, weight.device, type(weight),
-            gain.numel(), gain.is_contiguous(), gain.dtype,
-            bias.numel(), bias.is_contiguous(), bias.dtype,
-            mean_scale.numel(), mean_scale.is_contiguous(), mean_scale.dtype,
-            self.stride, self.padding, self.dilation, self.groups, self.padding_mode,
+            gain.shape, gain.is_contiguous(), gain.dtype, gain.device,
+            bias.shape, bias.is_contiguous(), bias.dtype, bias.device,
+            mean_scale.shape, mean_scale.is_contiguous(), mean_scale.dtype, mean_scale.device,
+            self.stride, self.padding, *self._reversed_padding_repeated_twice,
+            self.dilation, self.groups, self.padding_mode,
             self.activation, self.weight_norm, self.consumer_ratio, self.pools,
             None if map_sums is None else map_sums.shape,
             torch.is_grad_enabled(), kernel_switch(),
@@ -170,6 +172,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         """Run the ops one after the other: for torch.compile, export, torch.func and tiles."""
         check_input(self, input)
         has_batch = input.dim() == self.weight.dim()
+        if self.pools and not has_batch:
+            raise ValueError(f"expected a batch (N, C, H, W), got {tuple(input.shape)}")
         x = input if has_batch else input.unsqueeze(0)
         if self.shared_means is not None:
             y = self._forward_with_shared_mean(x, self.shared_means)

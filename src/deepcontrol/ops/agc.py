@@ -35,13 +35,13 @@ from .dispatch import (
     kernel_switch,
     needs_differentiable_backward,
     needs_plain_ops,
+    unwrap_if_dead,
     uses_kernels,
 )
 from .gain_conv import ConvOperands
 from .layout import (
     accumulate_dtype,
     check_maps,
-    is_batched,
     like_layout,
     map_mean,
     map_sum,
@@ -87,12 +87,13 @@ def agc(
         if needs_plain_ops() or not compiles_with_ops():
             return reference.agc(z, gamma, beta, lam)
         return torch.ops.deepcontrol.agc(z, gamma, beta, lam)[0]
+    z = unwrap_if_dead(z)
     # Everything that the checks and the launches depend on.
     key = (
         "agc", z.shape, z.stride(), z.dtype, z.device, type(z), kernel_switch(),
-        gamma.numel(), gamma.is_contiguous(), gamma.dtype, gamma.device,
-        beta.numel(), beta.is_contiguous(), beta.dtype,
-        lam.numel(), lam.is_contiguous(), lam.dtype,
+        gamma.shape, gamma.is_contiguous(), gamma.dtype, gamma.device,
+        beta.shape, beta.is_contiguous(), beta.dtype, beta.device,
+        lam.shape, lam.is_contiguous(), lam.dtype, lam.device,
     )  # fmt: skip
 
     def checked() -> tuple[Replay, Replay]:
@@ -192,7 +193,7 @@ class _AGC(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
         z, weight, bias, mean_scale, mean = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_batched(g):
+        if needs_differentiable_backward(g):
             inputs = (z, weight, bias, mean_scale)
             return *differentiate(reference.agc, inputs, g, ctx.needs_input_grad), None, None
         return *ctx.run_backward(g, z, weight, bias, mean_scale, mean), None, None

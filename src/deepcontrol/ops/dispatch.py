@@ -90,6 +90,10 @@ def _device_fallback_reason(device: int | None) -> str | None:
     return None
 
 
+# A tensor that has left a transform of torch.func still wraps its value, which kernels need.
+unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+
+
 def needs_plain_ops() -> bool:
     """Return whether the caller can only handle aten ops: export, tracing, torch.func.
 
@@ -115,10 +119,12 @@ def compiles_with_ops() -> bool:
 def needs_differentiable_backward(grad: Tensor, grad_mean: Tensor | None = None) -> bool:
     """Return whether a backward must be plain PyTorch.
 
-    That is the case for second derivatives, where autograd differentiates the backward, and for
-    batched gradients.
+    That is the case for second derivatives, where autograd differentiates the backward, for batched
+    gradients, and under a transform of torch.func.
     """
-    return torch.is_grad_enabled() or grad_mean is not None or is_batched(grad)
+    if torch.is_grad_enabled() or grad_mean is not None:
+        return True
+    return is_batched(grad) or needs_plain_ops()
 
 
 def differentiate(

@@ -93,11 +93,12 @@ def flat_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
 
 
 def is_batched(a: Tensor) -> bool:
-    """Return whether a is the batch of torch.autograd.grad(..., is_grads_batched=True).
+    """Return whether a is a batch of gradients: is_grads_batched=True, or autograd.grad in vmap.
 
-    That is the vmap from before torch.func, which torch.func's own check does not report.
+    The former is the vmap from before torch.func, which torch.func's own check does not report.
     """
-    return torch._C._functorch.is_legacy_batchedtensor(a)
+    functorch = torch._C._functorch
+    return functorch.is_legacy_batchedtensor(a) or functorch.is_batchedtensor(a)
 
 
 def like_layout(a: Tensor, order: tuple[int, ...]) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from . import reference
 from .activation import get_activation
 from .agc import center_backward, center_bias_act, forward_function, plain_forward, saved_map
-from .dispatch import differentiate, needs_plain_ops
+from .dispatch import differentiate, needs_differentiable_backward, needs_plain_ops
 from .gain_conv import (
     HALF_TYPES,
     ConvOperands,
@@ -33,7 +33,7 @@ from .gain_conv import (
     scale_function,
     wait_for_side_stream,
 )
-from .layout import check_maps, is_batched, is_channels_last, like_layout, memory_order, positions
+from .layout import check_maps, is_channels_last, like_layout, memory_order, positions
 from .pool import (
     center_bias_act_pool,
     check_windows,
@@ -292,7 +292,8 @@ class FusedNeuron(torch.autograd.Function):
             return (None,) * 7
         plan: NeuronPlan = ctx.plan
         x, weight, gain, scaled, saved, index, bias, mean_scale, mean = ctx.saved_tensors
-        if x is not None and (torch.is_grad_enabled() or is_batched(g)):
+        plain = needs_differentiable_backward(g)
+        if plain and x is not None:
             inputs = (x, weight, gain, bias, mean_scale)
             return *differentiate(plan.reference, inputs, g, needs), None, None
         of_x, of_filters = needs[0], needs[1] or needs[2]
@@ -300,7 +301,8 @@ class FusedNeuron(torch.autograd.Function):
         if of_filters and plan.joint_gradients:
             dv, sum_h = plan.backward_sums(g, saved, index, mean, bias, mean_scale)
         else:
-            dv, dbias, dscale = plan.backward(g, saved, index, mean, bias, mean_scale)
+            backward = plan.backward.function if plain else plan.backward
+            dv, dbias, dscale = backward(g, saved, index, mean, bias, mean_scale)
         if x is None:
             return None, None, None, dbias, dscale, None, None
         if scaled is None:

@@ -83,22 +83,23 @@ class Recorder(TorchDispatchMode):
         return result
 
     def __enter__(self) -> "Recorder":
+        self._outer = getattr(_recorders, "current", None)
         _recorders.current = self
         return super().__enter__()
 
     def __exit__(self, *exception: Any) -> None:
-        _recorders.current = None
+        _recorders.current = self._outer
         super().__exit__(*exception)
 
 
 class Replay:
     """A function of tensors that repeats its kernel launches.
 
-    Every call passes tensors of the same shapes, strides, dtypes and device, and None in the same
-    places. Only the layout of the first tensor may vary: it is checked, because it often comes from
-    an op of torch. The first call runs the function, the second one records it, and later ones
-    repeat what was recorded. A function that runs other ops, such as plain PyTorch or a copy to
-    another layout, is not recorded and runs at each call.
+    Every call passes tensors of the same shapes, dtypes and device, and None in the same places.
+    Layouts may vary and are checked: gradients come from other ops, and saved tensors through hooks
+    that may have moved them. The first call runs the function, the second one records it, and later
+    ones repeat what was recorded. A function that runs other ops, such as plain PyTorch or a copy
+    to another layout, is not recorded and runs at each call.
 
     Args:
         function: Takes tensors and None; returns a tensor, or a tuple of tensors and None. Besides
@@ -112,6 +113,7 @@ class Replay:
         "_launches",
         "_results",
         "_strides",
+        "_tries_left",
         "calls",
         "function",
     )
@@ -119,6 +121,7 @@ class Replay:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.calls = 0
+        self._tries_left = 8
         self._launches: list[tuple[Any, ...]] | None = None
         self._results: Callable[[list[Tensor]], Any]
 
@@ -132,9 +135,9 @@ class Replay:
         if launches is None:
             return self._run(inputs)
         device = self._device
-        if inputs[0].stride() != self._strides or current_device() != device:  # type: ignore[union-attr]
-            return self.function(*inputs)
         table = [a for a in inputs if a is not None]
+        if [a.stride() for a in table] != self._strides or current_device() != device:
+            return self.function(*inputs)
         for allocation in self._allocations:
             table.append(empty_strided(*allocation))
         addresses: list[Any] = [a.data_ptr() for a in table]
@@ -172,7 +175,8 @@ class Replay:
         addresses = [a.data_ptr() for a in (*given, *allocated)]
         place = {address: i for i, address in enumerate(addresses)}
         if len(place) < len(addresses):  # one tensor in two roles: other calls may pass two
-            self.calls = 1
+            self._tries_left -= 1
+            self.calls = 1 if self._tries_left else self.calls
             return
         # A tensor from elsewhere, such as a cached one, may be another one next time.
         if not used <= place.keys() or functools.reduce(operator.or_, addresses) & 15:
@@ -191,7 +195,7 @@ class Replay:
         ]
         first = given[0]
         self._device = first.device.index
-        self._strides = first.stride()
+        self._strides = [a.stride() for a in given]
         self._allocations = [(tuple(a.shape), a.stride(), a.dtype) for a in allocated]
         self._constants = constants
         if isinstance(result, Tensor):
@@ -208,7 +212,10 @@ def replay_of(key: Hashable, make: Callable[[], Any]) -> Any:
 
     The key describes the function and all tensors that it is called with.
     """
-    found = _replays.get(key)
+    try:
+        found = _replays.get(key)
+    except TypeError:  # symbolic sizes have no hash
+        return make()
     if found is None:
         if len(_replays) >= MAX_REPLAYS:
             _replays.clear()

@@ -23,6 +23,7 @@ LESS_MEMORY = {
     "report": "Report on fewer runs at a time.",
     "reproduce": "Choose fewer --slots, or a smaller --at-once.",
     "bench": "Choose fewer --batches, or --only smaller networks.",
+    "demo": "Close other programs.",
     "data": "Check or draw on a machine with more memory.",
     "doctor": "Close other programs.",
 }

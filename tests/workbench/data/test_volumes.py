@@ -149,7 +149,8 @@ def test_train_eval_and_report(
     assert derived["classes"] == ["background", "ball"]
     layers = records.read_records(run / "layers.jsonl")
     assert any("mean_scale" in about for about in layers[-1]["layers"].values())
-    assert len(list((run / "samples").iterdir())) == 1
+    names = sorted(path.name for path in (run / "samples").iterdir())
+    assert names == ["epoch-0002.png", "worst-0002.png"]
     capsys.readouterr()
     assert main(["eval", str(run)]) == 0
     assert "ball" in capsys.readouterr().out

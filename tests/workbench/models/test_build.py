@@ -12,12 +12,12 @@ from deepcontrol.workbench.models.mlp import MLP_NORMS
 @pytest.mark.parametrize("name", MODELS)
 def test_every_name(name: str) -> None:
     with torch.device("meta"):
-        model, x = build(name, 5, "agc"), torch.empty(2, 3, 32, 32)
-        output = model(x)
+        size = (32,) * (3 if name == "unet3d" else 2)
+        output = build(name, 5, "agc")(torch.empty(2, 3, *size))
     if task_of(name) == "classification":
         assert output.shape == (2, 5)
     else:
-        assert getattr(output, "classes", output).shape == (2, 5, 32, 32)
+        assert getattr(output, "classes", output).shape == (2, 5, *size)
 
 
 def test_names_choose_depth_and_shortcuts() -> None:
@@ -44,7 +44,7 @@ def test_width_channels_and_size() -> None:
 
 def test_unsupported_values_raise() -> None:
     with pytest.raises(
-        ValueError, match=r"unknown network 'vgg'.*segnet, classnet, unet, resnet20"
+        ValueError, match=r"unknown network 'vgg'.*segnet, classnet, unet, unet3d, resnet20"
     ):
         build("vgg", 10, "bn")
     with pytest.raises(ValueError, match="unknown network 'vgg'"):

@@ -69,9 +69,11 @@ def test_contents_of_the_run_folder(whole: Path) -> None:
     assert lines[3]["train_loss"] < lines[1]["train_loss"]
     names = {path.name.split(".")[0] for path in run.iterdir()}
     assert names == {
-        "config", "metrics", "layers", "events", "last", "previous", "best", "samples", "lock",
+        "config", "metrics", "layers", "validation", "events", "last", "previous", "best",
+        "samples", "lock",
     }  # fmt: skip
-    assert [path.name for path in (run / "samples").iterdir()] == ["epoch-0002.png"]
+    drawn = sorted(path.name for path in (run / "samples").iterdir())
+    assert drawn == ["epoch-0002.png", "epoch-0003.png", "worst-0002.png", "worst-0003.png"]
     best = min(lines[1:], key=lambda line: line["val_error"])
     assert load(run / "best").state["position"]["best_epoch"] == best["epoch"]
 

@@ -82,7 +82,8 @@ def test_trains_a_network_on_datasets(tmp_path: Path) -> None:
     assert weights(tmp_path / "run").keys() == model.state_dict().keys()
     best = trainer.evaluate()
     assert best.pixel_error == pytest.approx(min(row["val_error"] for row in rows[1:]))
-    assert [path.suffix for path in (tmp_path / "run" / "samples").iterdir()] == [".png"]
+    drawn = sorted(path.name for path in (tmp_path / "run" / "samples").iterdir())
+    assert drawn == ["epoch-0002.png", "epoch-0003.png", "worst-0002.png", "worst-0003.png"]
 
 
 def test_classification_by_numbers(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@
 The neuron has its gain in the weights of the convolution, so it passes no gamma.
 
 Memory bandwidth takes all the time, and a map is needed twice: for its mean, then to be rewritten.
-One launch sums and one rewrites, both over the whole batch, as launch.py describes. For small maps
+One launch sums and one rewrites, both over the whole batch, as tiling.py describes. For small maps
 one program does both and reads a map once. The mean of a large map may be known beforehand
 (ops/gain_conv.py). Finer schemes that keep the second read in the L2 cache (chunks of samples,
 programs that wait for one another) cost more than they saved: dev/LOG.md has the figures.

@@ -66,9 +66,7 @@ def launch(
             _compiled.clear()
         _compiled[key] = compiled
     else:
-        stream = torch.cuda.current_stream(device).cuda_stream
-        fixed = (compiled.function, compiled.packed_metadata, *NO_HOOKS)
-        compiled.run(*grid, stream, *fixed, *ordered)
+        compiled[grid](*ordered)
     record_launch(lambda: _recorded(compiled, grid, ordered))
 
 

@@ -123,6 +123,7 @@ def find_lr(
         lrs: Learning rates, in any order.
         after_step: Called after every step.
 
+    >>> _ = torch.manual_seed(0)
     >>> model = torch.nn.Linear(8, 2)
     >>> inputs = torch.randn(20, 4, 8)
     >>> data = [(x, (x.sum(1) > 0).long()) for x in inputs]
