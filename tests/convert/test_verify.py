@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d, to_agc
+from deepcontrol.convert.verify import Trial
 from tests.convert.networks import Residual, Untraceable, row, trained
 
 IMAGE = torch.randn(1, 3, 8, 8)
@@ -175,3 +176,12 @@ def test_conversion_leaves_the_random_state() -> None:
     torch.manual_seed(3)
     to_agc(model, init="paper", example=IMAGE)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_single_values_are_not_compared_as_rounding() -> None:
+    """With one value per channel, the statistics of the example would leave only rounding."""
+    norm = nn.BatchNorm2d(16, affine=False)
+    model = nn.Sequential(nn.Conv2d(3, 16, 9), norm)
+    trial = Trial(model, {norm}, torch.randn(1, 3, 9, 9))
+    runs, _ = trial.references[None]
+    assert runs["evaluation"].outputs[0].abs().max() > 1e-2

@@ -343,6 +343,8 @@ class _Values:
         self.done.add(norm)
         maps = x.detach().transpose(0, 1).flatten(1).float()
         var, mean = torch.var_mean(maps, 1, correction=0)
+        if maps.shape[1] == 1:  # the mean is the value itself, and only rounding would be left
+            mean = mean / 2
         like = next((a for a in (norm.running_mean, norm.weight) if a is not None), x)
         # Dividing nearly constant maps, or maps far smaller than the others, by their deviation
         # would amplify rounding in every layer.
