@@ -110,6 +110,7 @@ class Replay:
         "_allocations",
         "_constants",
         "_device",
+        "_empty",
         "_launches",
         "_results",
         "_strides",
@@ -136,10 +137,13 @@ class Replay:
             return self._run(inputs)
         device = self._device
         table = [a for a in inputs if a is not None]
-        if [a.stride() for a in table] != self._strides or current_device() != device:
+        if [a.stride() for a in table] != self._strides:
             return self.function(*inputs)
+        if device is not None and current_device() != device:
+            return self.function(*inputs)
+        empty = self._empty
         for allocation in self._allocations:
-            table.append(empty_strided(*allocation))
+            table.append(empty(*allocation))
         addresses: list[Any] = [a.data_ptr() for a in table]
         # Triton specializes a kernel for addresses that are multiples of 16.
         if functools.reduce(operator.or_, addresses) & 15:
@@ -195,6 +199,7 @@ class Replay:
         ]
         first = given[0]
         self._device = first.device.index
+        self._empty = _empty_strided if self._device is None else _empty_strided_cuda
         self._strides = [a.stride() for a in given]
         self._allocations = [(tuple(a.shape), a.stride(), a.dtype) for a in allocated]
         self._constants = constants
@@ -237,28 +242,20 @@ def _result_getter(indices: list[int | None]) -> Callable[[list[Tensor]], tuple[
     return results
 
 
-# torch's public functions for these three check more than a replay needs and take several times as
-# long. Models compiled by torch call the same private ones. Without CUDA they do not exist, and the
-# tests replay on a CPU.
-
-
 def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+    return torch.empty_strided(size, stride, dtype=dtype)
 
 
-def _current_device() -> int | None:
-    return torch.cuda.current_device() if torch.cuda.is_available() else None
-
-
-def _raw_stream(device: int) -> int:
-    return torch.cuda.current_stream(device).cuda_stream
-
-
-def _fast(name: str, substitute: Callable[..., Any], module: Any = torch._C) -> Callable[..., Any]:
-    return getattr(module, name, substitute) if torch.cuda._is_compiled() else substitute
-
-
-empty_strided = _fast("_empty_strided_cuda", _empty_strided, torch._C._dynamo.guards)
-current_device = _fast("_cuda_getDevice", _current_device)
-raw_stream = _fast("_cuda_getCurrentRawStream", _raw_stream)
+# On a GPU, torch's public functions for these three check more than a replay needs and take several
+# times as long. Models compiled by torch call the same private ones. They exist with CUDA alone.
+_empty_strided_cuda: Callable[..., Tensor] = getattr(
+    torch._C._dynamo.guards,
+    "_empty_strided_cuda",
+    lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device="cuda"),
+)
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+raw_stream: Callable[[int], int] = getattr(
+    torch._C,
+    "_cuda_getCurrentRawStream",
+    lambda device: torch.cuda.current_stream(device).cuda_stream,
+)
