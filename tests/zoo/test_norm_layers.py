@@ -152,7 +152,8 @@ def test_nnunet_plans(tmp_path: Path) -> None:
     configurations["3d_cascade"] = {"inherits_from": "3d_fullres"}
     original = tmp_path / "nnUNetPlans.json"
     original.write_text(json.dumps({"plans_name": "nnUNetPlans", "configurations": configurations}))
-    (block,) = re.findall(r"```python\n(.*?)```", (PAGES / "nnunet.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (PAGES / "nnunet.md").read_text(), re.DOTALL)
+    (block,) = (b for b in blocks if "def use_agc" in b)
     names: dict[str, Callable[[Path, Path], None]] = {}
     exec(compile(block, "nnunet.md", "exec"), names)  # noqa: S102
     names["use_agc"](original, tmp_path / "agcPlans.json")
