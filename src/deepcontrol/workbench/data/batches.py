@@ -59,6 +59,11 @@ class LabeledSamples(Protocol):
         ...
 
 
+def shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the indices of `count` samples in the random order of an epoch."""
+    return np.argsort(words(key(seed, epoch), count), kind="stable")
+
+
 class BatchStream(Protocol):
     """Batches that training and evaluation read: `Batches` or `DatasetBatches`.
 
@@ -159,7 +164,7 @@ class Batches:
         """Return the sample indices of an epoch in order."""
         if self.augment is None:
             return list(range(len(self.dataset)))
-        return np.argsort(words(key(self.seed, epoch), len(self.dataset)), kind="stable").tolist()
+        return shuffled(len(self.dataset), self.seed, epoch).tolist()
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of an epoch, from batch `start` on."""

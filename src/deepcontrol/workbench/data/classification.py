@@ -16,7 +16,7 @@ from torch import Tensor
 
 from streets.randomness import key, words
 
-from .batches import Batch, Batches, normalized, prefetch
+from .batches import Batch, Batches, normalized, prefetch, shuffled
 from .cache import Cache
 from .sample import NO_CLASS, Size
 
@@ -155,7 +155,7 @@ class ClassificationBatches(Batches):
     def _order(self, epoch: int) -> NDArray[np.int64]:
         if self.crop_flip is None:
             return np.arange(len(self.dataset))
-        return np.argsort(words(key(self.seed, epoch), len(self.dataset)), kind="stable")
+        return shuffled(len(self.dataset), self.seed, epoch)
 
     def _chunks(self, order: NDArray[np.int64], start: int) -> list["_Chunk"]:
         """Cut the batches from `start` on into chunks of this process's samples."""

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from streets.randomness import key, words
+from streets.randomness import key
 
-from .batches import PIXEL_MEAN, PIXEL_STD, Batch, unnormalized
+from .batches import PIXEL_MEAN, PIXEL_STD, Batch, shuffled, unnormalized
 from .sample import NO_CLASS, VOID, Palette, Task, distinct_colors
 
 MAX_CLASSES = VOID  # labels are stored in a byte; the last value is VOID
@@ -218,7 +218,7 @@ class DatasetBatches:
         """Return the sample indices of an epoch in order."""
         if not self.shuffle:
             return list(range(len(self.dataset)))
-        return np.argsort(words(key(self.seed, epoch), len(self.dataset)), kind="stable").tolist()
+        return shuffled(len(self.dataset), self.seed, epoch).tolist()
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of an epoch, from batch `start` on."""
