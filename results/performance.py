@@ -117,7 +117,7 @@ def main_table(steps: Sequence[Step]) -> str:
 
 
 def _compared(agc: Step | None, peer: Step | None) -> str:
-    """Return both times and their ratio, or what was measured of it."""
+    """Format both times and their ratio; "-" for a missing measurement."""
     if agc is None or peer is None:
         return " / ".join(f"{step.ms:.2f} ms" if step else "-" for step in (agc, peer))
     return f"{agc.ms:.2f} / {peer.ms:.2f} ms: {_time_ratio(agc, peer)}"

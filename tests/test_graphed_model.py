@@ -44,7 +44,8 @@ def replayed_on_cpu(model: nn.Module, samples: tuple[Tensor, ...]) -> nn.Module:
     forward, training = model.forward, model.training
     parameters = [p for p in model.parameters() if p.requires_grad]
     (x,) = samples
-    gradients = [torch.zeros_like(p) for p in parameters]
+    differentiated = [x, *parameters] if x.requires_grad else parameters
+    gradients = [torch.zeros_like(p) for p in differentiated]
     output = forward(x).detach()
 
     class Replay(torch.autograd.Function):
@@ -59,10 +60,11 @@ def replayed_on_cpu(model: nn.Module, samples: tuple[Tensor, ...]) -> nn.Module:
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
             for static, new in zip(
-                gradients, torch.autograd.grad(saved["y"], parameters, g), strict=True
+                gradients, torch.autograd.grad(saved["y"], differentiated, g), strict=True
             ):
                 static.copy_(new)
-            return None, *(static.detach() for static in gradients)
+            found = [static.detach() for static in gradients]
+            return tuple(found if x.requires_grad else [None, *found])
 
     saved: dict[str, Tensor] = {}
 
@@ -197,6 +199,33 @@ def test_reasons_to_run_eagerly(device: str) -> None:
     model.eval()
     call(x)
     assert call.why_eager == "the model was captured with training=True"
+
+
+def test_gradients_of_inputs_are_kept(device: str) -> None:
+    """The next backward overwrites the graphs' memory, but not the gradient of an earlier input."""
+    model = network(device)
+    inputs = [x.requires_grad_() for x, _ in batches(2, device)]
+    call = graphed(model, inputs[0])
+    for x in inputs:
+        call(x).square().sum().backward()
+    for x in inputs:
+        (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+        torch.testing.assert_close(x.grad, expected, **close(device))
+
+
+def test_gradient_of_an_output_alone_is_no_backward(device: str) -> None:
+    """It stops at the output, so the activations of that forward are still needed."""
+    model = network(device)
+    (x, labels), (other, _) = batches(2, device)
+    call = graphed(model, x)
+    y = call(x)
+    (g,) = torch.autograd.grad(cross_entropy(y, labels), y)
+    call(other)
+    assert call.why_eager == "the backward of the previous forward is still to run"
+    y.backward(g)
+    expected = torch.autograd.grad(model(x), list(model.parameters()), g)
+    for p, e in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, e, **close(device))
 
 
 def test_model_is_unchanged(device: str) -> None:

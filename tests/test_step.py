@@ -17,6 +17,7 @@ from deepcontrol.step import (
     MAX_GRAPHS,
     WARMUP_STEPS,
     Engine,
+    _accepts_tensor_lr,
     _ddp_obstacle,
     _Graph,
     _host_state,
@@ -176,6 +177,32 @@ def test_scheduled_learning_rate_is_no_reason_for_a_new_capture() -> None:
         assert not watch.is_unchanged()
         step._update_state()
         assert step._changed == ("weight_decay" if follows else "lr, weight_decay")
+
+
+def test_sparse_gradients_and_other_optimizers_keep_their_learning_rate() -> None:
+    """Fused SGD has no sparse kernel, and an optimizer need not have a learning rate."""
+    model = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([1])).sum().backward()
+    assert not _accepts_tensor_lr(optimizer)
+    step = TrainingStep(model, cross_entropy, optimizer, "graph")
+    del optimizer.param_groups[0]["lr"]
+    step._update_state()
+    step._tensor_lr = True
+    assert step._current_state()
+    assert _Watch(model, cross_entropy, optimizer, True).is_unchanged()
+
+
+def test_groups_that_are_added_later_are_updated() -> None:
+    model, (batch,) = network("cpu"), batches(1, "cpu")
+    last = list(model.parameters())[-1]
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p is not last], lr=0.1)
+    step = TrainingStep(model, cross_entropy, optimizer, "graph")
+    step._lrs = _LearningRates(optimizer, torch.device("cpu"))
+    optimizer.add_param_group({"params": [last], "lr": 0.5})
+    before = last.detach().clone()
+    step(*batch)
+    torch.testing.assert_close(last.detach(), before - 0.5 * last.grad)
 
 
 def test_obstacles_of_distributed_steps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

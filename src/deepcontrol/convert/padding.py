@@ -3,7 +3,7 @@
 Libraries subclass nn.Conv2d to pad as TensorFlow does (timm's Conv2dSame, efficientnet_pytorch's
 Conv2dStaticSamePadding), or to accept empty batches. They are recognized by their results, not by
 their names: a small copy of the convolution runs on inputs of several sizes, in training and in
-eval mode, and must compute what a known padding and torch's convolution compute.
+eval mode, and its outputs must equal those of a known padding followed by torch's convolution.
 """
 
 from collections.abc import Iterator

@@ -70,7 +70,7 @@ def match_conv_norm_act(norm: nn.Module, flow: Dataflow) -> ConvNormAct | str:
 
 
 def scalable_source(norm: nn.Module, flow: Dataflow) -> _ConvNd | nn.Linear | None:
-    """Return the layer whose filters can be scaled for the norm after it, or None.
+    """Return the layer before a norm if its filters can be rescaled, or None.
 
     Its output must feed only the norm, and be linear in filters and bias that no other layer has.
     """
