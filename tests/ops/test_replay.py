@@ -66,7 +66,9 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-@pytest.mark.parametrize("size", [(8, 8), (25, 32)], ids=["single pass", "tiled"])
+@pytest.mark.parametrize(
+    "size", [(8, 8), pytest.param((25, 32), marks=pytest.mark.slow)], ids=["single pass", "tiled"]
+)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_repeats_what_it_recorded(
     size: tuple[int, int],

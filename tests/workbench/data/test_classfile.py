@@ -64,6 +64,7 @@ def test_missing_file_names_the_command(tmp_path: Path) -> None:
         read_class_file(tmp_path)
 
 
+@pytest.mark.slow
 def test_files_that_expand_are_refused() -> None:
     aliases = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 60))]
     with pytest.raises(ValueError, match="aliases"):

@@ -34,6 +34,7 @@ def picture(rng: torch.Generator, side: int) -> tuple[Tensor, Tensor, Tensor]:
     return image[None], labels[None], segments[None]
 
 
+@pytest.mark.slow
 # At 128x128 the deepest feature maps of ClassNet have one position, which this test does not need.
 @pytest.mark.filterwarnings("ignore:AGCConv2d got maps of one position")
 @pytest.mark.parametrize(("network", "side"), [(SegNet, 64), (ClassNet, 128)])
