@@ -1,4 +1,4 @@
-"""weight_norm of the neurons: the function, its gradients and everything that reads the filters."""
+"""weight_norm and weight_standardization: the function, its gradients, what reads the filters."""
 
 import copy
 import io
@@ -25,6 +25,10 @@ from deepcontrol.ops import max_pool2x2
 from deepcontrol.ops.activation import ACTIVATIONS
 from deepcontrol.workbench.train.layer_stats import unpooled
 
+NORMALIZED, STANDARDIZED = {"weight_norm": True}, {"weight_standardization": True}
+BOTH = pytest.mark.parametrize(
+    "option", [NORMALIZED, STANDARDIZED], ids=["normalized", "standardized"]
+)
 NEURONS = {1: (AGCConv1d, (9,)), 2: (AGCConv2d, (7, 6)), 3: (AGCConv3d, (4, 5, 4))}
 
 
@@ -35,12 +39,18 @@ def randomize(model: nn.Module) -> nn.Module:
 
 
 def plain(neuron: nn.Module) -> nn.Module:
-    """Return a neuron without weight_norm that has the normalized filters of a neuron with it."""
+    """Return a neuron with plain filters: the normalized ones of the given neuron."""
     other = copy.deepcopy(neuron)
-    other.weight_norm = False
+    other.weight_norm = other.weight_standardization = False
     norm = 1.0 if neuron.activation == "none" else math.sqrt(2)
     with torch.no_grad():
-        size = torch.linalg.vector_norm(neuron.weight.flatten(1), dim=1)
+        if getattr(neuron, "weight_standardization", False):
+            other.weight.sub_(
+                other.weight.flatten(1)
+                .mean(1)
+                .reshape(other.gain.shape + (1,) * (other.weight.dim() - 1))
+            )
+        size = torch.linalg.vector_norm(other.weight.flatten(1), dim=1)
         other.weight.mul_((norm / size).reshape(-1, *(1,) * (neuron.weight.dim() - 1)))
     return other
 
@@ -54,24 +64,28 @@ def gradients(neuron: nn.Module, x: Tensor, g: Tensor | None = None) -> list[Ten
     return [y, *torch.autograd.grad(y, [x, *neuron.parameters()], g)]
 
 
+@BOTH
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("d", NEURONS)
 def test_equals_a_plain_neuron_with_normalized_filters(
-    d: int, groups: int, activation: str
+    d: int, groups: int, activation: str, option: dict[str, bool]
 ) -> None:
     kind, size = NEURONS[d]
-    neuron = kind(4, 6, 3, padding=1, groups=groups, activation=activation, weight_norm=True)
+    neuron = kind(4, 6, 3, padding=1, groups=groups, activation=activation, **option)
     neuron = randomize(neuron).double()
     x = torch.randn(2, 4, *size, dtype=torch.float64)
     torch.testing.assert_close(neuron(x), plain(neuron)(x), rtol=1e-12, atol=1e-12)
 
 
+@BOTH
 @pytest.mark.parametrize("activation", ["relu", "silu", "none"])
 @pytest.mark.parametrize("kind", [AGCConv2d, AGCConvPool2d])
-def test_scale_of_the_filters_has_no_effect(kind: type[AGCConv2d], activation: str) -> None:
+def test_scale_of_the_filters_has_no_effect(
+    kind: type[AGCConv2d], activation: str, option: dict[str, bool]
+) -> None:
     """Scaling W changes no output, and the gradient of W is orthogonal to W."""
-    neuron = randomize(kind(3, 5, 3, activation=activation, weight_norm=True)).double()
+    neuron = randomize(kind(3, 5, 3, activation=activation, **option)).double()
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     y, dx, dweight, *rest = gradients(neuron, x)
     inner = (neuron.weight * dweight).flatten(1).sum(1)
@@ -96,10 +110,13 @@ def test_starts_as_nearly_the_same_function(activation: str) -> None:
     assert neuron(x).std().item() == pytest.approx(other(x).std().item(), rel=0.02)
 
 
+@BOTH
 @pytest.mark.parametrize("kind", [AGCConv2d, AGCConvPool2d])
-def test_paths_agree(kind: type[AGCConv2d], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_agree(
+    kind: type[AGCConv2d], monkeypatch: pytest.MonkeyPatch, option: dict[str, bool]
+) -> None:
     """The fused neuron, the ops one by one, torch.func, and the path with a shared mean."""
-    neuron = randomize(kind(3, 4, 3, padding=1, weight_norm=True)).double()
+    neuron = randomize(kind(3, 4, 3, padding=1, **option)).double()
     x = torch.randn(2, 3, 6, 8, dtype=torch.float64)
     expected = gradients(neuron, x)
     parameters = dict(neuron.named_parameters())
@@ -124,9 +141,12 @@ def test_paths_agree(kind: type[AGCConv2d], monkeypatch: pytest.MonkeyPatch) -> 
         torch.testing.assert_close(functional[name], b, rtol=1e-11, atol=1e-11)
 
 
+@BOTH
 @pytest.mark.parametrize("kind", [AGCConv2d, AGCConvPool2d])
-def test_second_derivatives_of_the_fused_neuron(kind: type[AGCConv2d]) -> None:
-    neuron = randomize(kind(2, 3, 2, activation="leaky_relu", weight_norm=True)).double()
+def test_second_derivatives_of_the_fused_neuron(
+    kind: type[AGCConv2d], option: dict[str, bool]
+) -> None:
+    neuron = randomize(kind(2, 3, 2, activation="leaky_relu", **option)).double()
     names = [n for n, _ in neuron.named_parameters()]
 
     def call(x: Tensor, *parameters: Tensor) -> Tensor:
@@ -142,8 +162,9 @@ def test_second_derivatives_of_the_fused_neuron(kind: type[AGCConv2d]) -> None:
     assert torch.autograd.gradgradcheck(call, inputs)
 
 
-def test_vmap_over_an_ensemble() -> None:
-    models = [randomize(AGCConv2d(3, 4, 3, weight_norm=True)).double() for _ in range(3)]
+@BOTH
+def test_vmap_over_an_ensemble(option: dict[str, bool]) -> None:
+    models = [randomize(AGCConv2d(3, 4, 3, **option)).double() for _ in range(3)]
     x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
     parameters, _ = torch.func.stack_module_state(models)
     together = torch.func.vmap(lambda p: torch.func.functional_call(models[0], p, x))(parameters)
@@ -151,13 +172,14 @@ def test_vmap_over_an_ensemble() -> None:
         torch.testing.assert_close(a, model(x))
 
 
+@BOTH
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_without_graph_breaks(dynamic: bool, device: str) -> None:
+def test_compile_without_graph_breaks(dynamic: bool, device: str, option: dict[str, bool]) -> None:
     torch.compiler.reset()
     model = nn.Sequential(
-        AGCConv2d(3, 8, 3, padding=1, weight_norm=True),
-        AGCConv2d(8, 6, 3, stride=2, groups=2, activation="none", weight_norm=True),
+        AGCConv2d(3, 8, 3, padding=1, **option),
+        AGCConv2d(8, 6, 3, stride=2, groups=2, activation="none", **option),
     )
     model = randomize(model).double().to(device)
     x = torch.randn(2, 3, 9, 8, dtype=torch.float64, device=device)
@@ -167,13 +189,14 @@ def test_compile_without_graph_breaks(dynamic: bool, device: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
+@BOTH
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile's own imports
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_on_a_gpu(dtype: torch.dtype, compiled: bool) -> None:
+def test_on_a_gpu(dtype: torch.dtype, compiled: bool, option: dict[str, bool]) -> None:
     torch.compiler.reset()
-    neuron = randomize(AGCConv2d(32, 64, 3, padding=1, weight_norm=True)).cuda()
+    neuron = randomize(AGCConv2d(32, 64, 3, padding=1, **option)).cuda()
     x = torch.randn(2, 32, 24, 24, device="cuda")
     g = torch.randn(2, 64, 24, 24, device="cuda")
     exact = copy.deepcopy(neuron).double()
@@ -194,11 +217,11 @@ def test_saves_no_more_for_backward(
 ) -> None:
     x = torch.randn(2, 3, 8, 8)
     sizes = []
-    for weight_norm in (False, True):
-        neuron = kind(3, 5, 3, padding=1, activation=activation, weight_norm=weight_norm)
+    for option in ({}, NORMALIZED, STANDARDIZED):
+        neuron = kind(3, 5, 3, padding=1, activation=activation, **option)
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             sizes.append(saved_bytes(neuron, x))
-    assert sizes[0] == sizes[1] > 0
+    assert sizes[0] == sizes[1] == sizes[2] > 0
 
 
 def test_filter_of_zeros_learns() -> None:
@@ -217,31 +240,35 @@ def test_filter_of_zeros_learns() -> None:
 
 
 class TestReadersOfTheFilters:
+    @BOTH
     @pytest.mark.parametrize("samples", [1, 3])
     @pytest.mark.parametrize("d", NEURONS)
-    def test_fold(self, d: int, samples: int) -> None:
+    def test_fold(self, d: int, samples: int, option: dict[str, bool]) -> None:
         kind, size = NEURONS[d]
         model = nn.Sequential(
-            kind(3, 4, 3, padding=1, weight_norm=True),
-            kind(4, 4, 3, groups=2, stride=2, padding=1, activation="none", weight_norm=True),
+            kind(3, 4, 3, padding=1, **option),
+            kind(4, 4, 3, groups=2, stride=2, padding=1, activation="none", **option),
         )
         model = randomize(model).double()
         x = torch.randn(samples, 3, *size, dtype=torch.float64)
         torch.testing.assert_close(fold(model)(x), model(x), rtol=1e-12, atol=1e-12)
 
-    def test_calibrate(self) -> None:
-        neuron = randomize(AGCConv2d(3, 4, 3, weight_norm=True)).double()
+    @BOTH
+    def test_calibrate(self, option: dict[str, bool]) -> None:
+        neuron = randomize(AGCConv2d(3, 4, 3, **option)).double()
         x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
         torch.testing.assert_close(calibrate(neuron, [x])(x), neuron(x))
 
-    def test_fold_of_a_pooling_neuron(self) -> None:
-        neuron = randomize(AGCConvPool2d(3, 4, 3, weight_norm=True)).double()
+    @BOTH
+    def test_fold_of_a_pooling_neuron(self, option: dict[str, bool]) -> None:
+        neuron = randomize(AGCConvPool2d(3, 4, 3, **option)).double()
         x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
         for a, b in zip(fold(neuron)(x), neuron(x), strict=True):
             torch.testing.assert_close(a, b)
 
-    def test_layer_stats(self) -> None:
-        neuron = randomize(AGCConvPool2d(3, 4, 3, weight_norm=True))
+    @BOTH
+    def test_layer_stats(self, option: dict[str, bool]) -> None:
+        neuron = randomize(AGCConvPool2d(3, 4, 3, **option))
         x = torch.randn(2, 3, 8, 8)
         with torch.no_grad():
             torch.testing.assert_close(max_pool2x2(unpooled(neuron, x))[0], neuron(x)[0])
@@ -325,3 +352,48 @@ def test_copies_and_representation(make: type[nn.Module]) -> None:
             assert torch.equal(found[0], expected[0])
         else:
             assert torch.equal(found, expected)
+
+    def test_identity_init_leaves_standardized_layers_alone(self) -> None:
+        """Centered identity filters are not the identity."""
+        model = nn.Sequential(*(AGCConv2d(8, 8, 3, padding=1, **STANDARDIZED) for _ in range(2)))
+        layer = identity_init_(model)[1]
+        assert (layer.weight != 0).all()
+
+
+class TestStandardized:
+    def test_mean_of_the_filters_has_no_effect(self) -> None:
+        neuron = randomize(AGCConv2d(3, 5, 3, **STANDARDIZED)).double()
+        x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+        y, _, dweight, *_ = gradients(neuron, x)
+        assert dweight.flatten(1).mean(1).abs().max() < 1e-14
+        with torch.no_grad():
+            neuron.weight.add_(torch.randn(5, 1, 1, 1))
+        torch.testing.assert_close(neuron(x), y, rtol=1e-12, atol=1e-12)
+
+    def test_lambda_starts_at_one_half(self) -> None:
+        neuron = AGCConv2d(3, 5, 3, **STANDARDIZED)
+        assert (neuron.mean_scale == 0.5).all()
+        nn.init.zeros_(neuron.mean_scale)
+        neuron.reset_parameters()
+        assert (neuron.mean_scale == 0.5).all()
+        nn.init.zeros_(neuron.mean_scale)
+        assert (he_init_(neuron).mean_scale == 0.5).all()
+
+    def test_depthwise_filters_are_not_centered(self) -> None:
+        neuron = randomize(AGCConv2d(4, 4, 3, groups=4, **STANDARDIZED))
+        normalized = copy.deepcopy(neuron)
+        normalized.weight_norm, normalized.weight_standardization = True, False
+        x = torch.randn(1, 4, 8, 8)
+        assert torch.equal(neuron(x), normalized(x))
+        single = AGCConv2d(4, 4, 1, groups=4, activation="none", **STANDARDIZED)
+        assert single(x).std() > 0
+
+    def test_options_changed_between_calls(self) -> None:
+        neuron = randomize(AGCConv2d(3, 5, 3))
+        x = torch.randn(1, 3, 8, 8)
+        before = neuron(x)
+        neuron.weight_standardization = True
+        assert not torch.allclose(neuron(x), before)
+
+    def test_is_in_the_repr(self) -> None:
+        assert repr(AGCConv2d(3, 5, 3, **STANDARDIZED)).endswith("weight_standardization=True)")

@@ -14,10 +14,13 @@ from ..ops.dispatch import kernel_switch, unwrap_if_dead
 from ..ops.gain_conv import autocast_dtype, cast_input, store_map_sums, stored_map_sums
 from ..ops.layout import positions
 from ..ops.neuron import Geometry, NeuronPlan, run_fused, runs_fused, unfused_neuron
+from ..ops.reference import FilterNorm
 from ..ops.replay import replay_of
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
 from .shared_means import SharedMeans
+
+STANDARDIZED_START = 0.5  # of lambda with weight standardization
 
 
 class FlexiblePadding:
@@ -78,6 +81,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         *,
         activation: ActivationName | nn.Module | type[nn.Module] | None = "relu",
         weight_norm: bool = False,
+        weight_standardization: bool = False,
         bias: bool = True,
         padding_mode: str = "zeros",
         device: torch.device | str | None = None,
@@ -92,6 +96,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         # Before torch's constructor, which resets the parameters.
         self.activation = activation_name(activation)
         self.weight_norm = weight_norm
+        self.weight_standardization = weight_standardization
         super().__init__(
             in_channels,
             out_channels,
@@ -106,10 +111,13 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
             dtype=dtype,
         )
         self.gain = nn.Parameter(torch.ones(out_channels, device=device, dtype=dtype))
-        self.mean_scale = nn.Parameter(torch.ones(out_channels, device=device, dtype=dtype))
+        start = torch.full((out_channels,), self.start_mean_scale, device=device, dtype=dtype)
+        self.mean_scale = nn.Parameter(start)
 
     def reset_parameters(self) -> None:
-        """Initialize the filters with He fan-in, gain to 1, bias to 0 and mean_scale to 1.
+        """Initialize the filters with He fan-in, gain to 1, bias to 0 and mean_scale to its start.
+
+        mean_scale starts at 1, or at 0.5 with weight_standardization.
 
         AGC does not normalize the scale of the signal, so the filters must start at the right one.
         With torch's default for convolutions the signal vanishes within a few layers.
@@ -136,7 +144,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
             mean_scale.shape, mean_scale.is_contiguous(), mean_scale.dtype, mean_scale.device,
             self.stride, self.padding, *self._reversed_padding_repeated_twice,
             self.dilation, self.groups, self.padding_mode,
-            self.activation, self.weight_norm, self.consumer_ratio, self.pools,
+            self.activation, self.weight_norm, self.weight_standardization,
+            self.consumer_ratio, self.pools,
             None if map_sums is None else map_sums.shape,
             torch.is_grad_enabled(), kernel_switch(),
         )  # fmt: skip
@@ -155,9 +164,20 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         return y
 
     @property
-    def filter_norm(self) -> float | None:
-        """The norm that filters are scaled to before the gain; None without weight_norm."""
-        return he_filter_norm(self) if self.weight_norm else None
+    def filter_norm(self) -> FilterNorm | None:
+        """The normalization of the filters before the gain, or None."""
+        if not (self.weight_norm or self.weight_standardization):
+            return None
+        # The filters of a depthwise convolution read one channel. Centered, they would pass nothing
+        # of a constant map, and with a single weight nothing at all.
+        return FilterNorm(
+            he_filter_norm(self), self.weight_standardization and self.weight.shape[1] > 1
+        )
+
+    @property
+    def start_mean_scale(self) -> float:
+        """The value of lambda at the start."""
+        return STANDARDIZED_START if self.weight_standardization else 1.0
 
     def _plan(self, x: Tensor, weight: Tensor, gain: Tensor) -> NeuronPlan:
         """Check the input; return the plan of the layer for such inputs and parameters."""
@@ -207,11 +227,15 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
     def _fusion_obstacle(self) -> str | None:
         if self.activation != "none":
             return "its activation lies between the two"
-        return "weight_norm removes the scale of its filters" if self.weight_norm else None
+        if self.filter_norm is None:
+            return None
+        name = "weight_standardization" if self.weight_standardization else "weight_norm"
+        return f"{name} removes the scale of its filters"
 
     def extra_repr(self) -> str:
-        weight_norm = ", weight_norm=True" if self.weight_norm else ""
-        return f"{super().extra_repr()}, activation={self.activation}{weight_norm}"
+        names = ("weight_norm", "weight_standardization")
+        options = "".join(f", {name}=True" for name in names if getattr(self, name))
+        return f"{super().extra_repr()}, activation={self.activation}{options}"
 
 
 def check_input(conv: _ConvNd, input: Tensor) -> None:
@@ -326,12 +350,22 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
     launch and saves nothing more for backward. A filter of zeros has no direction and is not
     normalized.
 
+    With weight_standardization=True the mean of each filter's weights is subtracted as well,
+
+        z = conv(x, c (W - mean(W)) / |W - mean(W)|)
+
+    and lambda starts at 0.5, since such filters do not pass what is common to all channels. In
+    residual networks this trains best (docs/choose.md). Depthwise filters are only normalized.
+
     References:
         Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
         performance training of deep convolutional neural networks".
 
         Salimans and Kingma, "Weight Normalization: A Simple Reparameterization to Accelerate
         Training of Deep Neural Networks", 2016, https://arxiv.org/abs/1602.07868.
+
+        Qiao et al., "Micro-Batch Training with Batch-Channel Normalization and Weight
+        Standardization", 2019, https://arxiv.org/abs/1903.10520.
 
     Args:
         in_channels, out_channels, kernel_size, stride, dilation, groups: As in nn.Conv2d.
@@ -341,6 +375,7 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
             nn.SiLU, nn.GELU or nn.Identity, as a class or an instance with default settings. For
             any other, use "none" and put the module after the layer.
         weight_norm: Normalize each filter, as described above.
+        weight_standardization: Center and normalize each filter, as described above.
         bias: Must be True: beta is part of the neuron.
         padding_mode, device, dtype: As in nn.Conv2d.
 

@@ -87,7 +87,7 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
     A convolution with an odd kernel, stride 1 and as many output as input channels gets the
     identity (Dirac) filter. All other layers get He fan-in: the first layer of the model, the first
     one after each pooling, unpooling or strided convolution, those that change the number of
-    channels, and linear layers.
+    channels, those with weight_standardization, and linear layers.
 
     Layers with weight_norm scale the identity filter to the norm of a He filter, so their gain
     starts at the inverse of that norm and the layer is the identity too.
@@ -118,7 +118,7 @@ def identity_init_(model: nn.Module, generator: torch.Generator | None = None) -
             if not first_after_pooling and not strided and _can_be_identity(module):
                 nn.init.dirac_(module.weight, module.groups)
                 if _normalizes_filters(module):
-                    nn.init.constant_(module.gain, 1 / module.filter_norm)  # type: ignore[arg-type, operator]
+                    nn.init.constant_(module.gain, 1 / module.filter_norm.norm)  # type: ignore[arg-type, operator]
             first_after_pooling = strided or getattr(module, "pools", False)
     return model
 
@@ -260,7 +260,7 @@ def scale_output_(layer: Any, factor: float) -> None:
 
 
 def _normalizes_filters(layer: nn.Module) -> bool:
-    """Return whether a layer is an AGCConv or AGCLinear with weight_norm."""
+    """Return whether a layer is an AGCConv or AGCLinear that normalizes its filters."""
     return getattr(layer, "filter_norm", None) is not None
 
 
@@ -276,8 +276,9 @@ def set_filters_(layer: Any, filters: Tensor) -> Tensor:
 
 
 def reset_all_but_filters_(layer: nn.Module) -> None:
-    """Set bias = 0, gain = 1 and mean_scale = 1, for those that the layer has."""
-    for name, start in (("bias", 0.0), ("gain", 1.0), ("mean_scale", 1.0)):
+    """Set bias, gain and mean_scale to their starts (0, 1, 1), for those that the layer has."""
+    start_mean_scale = getattr(layer, "start_mean_scale", 1.0)
+    for name, start in (("bias", 0.0), ("gain", 1.0), ("mean_scale", start_mean_scale)):
         parameter = getattr(layer, name, None)
         if isinstance(parameter, Tensor):
             nn.init.constant_(parameter, start)
@@ -290,8 +291,10 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _can_be_identity(layer: _ConvNd) -> bool:
+    filter_norm = getattr(layer, "filter_norm", None)
     return (
         layer.in_channels == layer.out_channels
+        and not (filter_norm is not None and filter_norm.centered)
         and not isinstance(layer, _ConvTransposeNd)
         and all(k % 2 == 1 for k in layer.kernel_size)
     )

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ..ops.activation import ActivationName, activation_name, get_activation
 from ..ops.layout import accumulate_dtype
-from ..ops.reference import normalized_filters
+from ..ops.reference import FilterNorm, normalized_filters
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
 
@@ -89,9 +89,9 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
         return get_activation(self.activation).apply(y)
 
     @property
-    def filter_norm(self) -> float | None:
-        """The norm that rows of W are scaled to before the gain; None without weight_norm."""
-        return he_filter_norm(self) if self.weight_norm else None
+    def filter_norm(self) -> FilterNorm | None:
+        """The normalization of the rows of W before the gain; None without weight_norm."""
+        return FilterNorm(he_filter_norm(self)) if self.weight_norm else None
 
     def _centered_weight(self) -> Tensor:
         exact = self.weight.to(accumulate_dtype(self.weight.dtype))

@@ -5,7 +5,7 @@ This is exact for any gamma, zero included, and needs no output. V is recomputed
 costs one pass over the weights and saves their memory. Under autocast V is saved instead, like the
 cast weights of every convolution.
 
-With a filter_norm c the filters are normalized, V = gamma c W / |W|, in the same pass.
+With a filter_norm the filters are normalized in the same pass (see reference.FilterNorm).
 
 The mean of v can be computed before v is read:
 
@@ -42,6 +42,7 @@ from .dispatch import (
     uses_kernels,
 )
 from .layout import map_strides
+from .reference import FilterNorm
 
 MIN_ELEMENTS = 24 << 20  # of a convolution's output: a smaller one is read from the L2 cache
 HALF_TYPES = (torch.bfloat16, torch.float16)  # a TF32 convolution rounds x internally
@@ -57,9 +58,9 @@ def gain_conv(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    filter_norm: float | None = None,
+    filter_norm: FilterNorm | None = None,
 ) -> Tensor:
-    """Return conv(x, gamma W) in the dtype of x, or conv(x, gamma c W / |W|) for filter_norm c.
+    """Return conv(x, gamma W) in the dtype of x.
 
     Args:
         x: Input (N, C_in, *) of 1 to 3 spatial dimensions.
@@ -67,17 +68,18 @@ def gain_conv(
         gain: gamma, (C_out,).
         stride, padding, dilation: One number per spatial dimension.
         groups: As in torch.nn.Conv2d.
-        filter_norm: Norm that each filter is scaled to before the gain (weight normalization), or
-            None to use the filters as they are.
+        filter_norm: Normalization of each filter before the gain, or None to use the filters as
+            they are.
     """
-    if filter_norm is not None and not filter_norm > 0:
-        raise ValueError(f"expected a positive filter_norm, or None, got {filter_norm}")
+    if filter_norm is not None and not filter_norm.norm > 0:
+        raise ValueError(f"expected a positive norm in filter_norm, got {filter_norm.norm}")
     x = cast_input(x, weight, gain, groups)
     args = (list(stride), list(padding), list(dilation), groups)
     if needs_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
         return reference.gain_conv(x, weight, gain, *args, filter_norm)
     if torch.compiler.is_compiling():
-        scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype, filter_norm)
+        norm, centered = filter_norm or (None, False)
+        scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype, norm, centered)
         return reference.conv(x, scaled, *args)
     return _GainConv.apply(x, weight, gain, *args, filter_norm)
 
@@ -129,7 +131,7 @@ class _GainConv(torch.autograd.Function):
         padding: list[int],
         dilation: list[int],
         groups: int,
-        filter_norm: float | None,
+        filter_norm: FilterNorm | None,
     ) -> Tensor:
         scaled = scale_function(weight)(weight, gain, x.dtype, filter_norm)
         ctx.save_for_backward(x, weight, gain, scaled if x.dtype != weight.dtype else None)
@@ -154,7 +156,7 @@ def backward(
     gain: Tensor,
     scaled: Tensor | None,
     geometry: tuple[Any, ...],
-    filter_norm: float | None,
+    filter_norm: FilterNorm | None,
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return dx, dW and dgamma, with None for those not needed.
@@ -209,7 +211,7 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 def scale_function(
     weight: Tensor, traced: bool = False
-) -> Callable[[Tensor, Tensor, torch.dtype, float | None], Tensor]:
+) -> Callable[[Tensor, Tensor, torch.dtype, FilterNorm | None], Tensor]:
     """Return the function (weight, gain, dtype, filter_norm) -> V for these filters.
 
     Returning the function instead of calling it keeps the Python stack above a launch short.
@@ -226,7 +228,7 @@ def scale_backward(
     weight: Tensor,
     gain: Tensor,
     dscaled: Tensor,
-    filter_norm: float | None = None,
+    filter_norm: FilterNorm | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return dW and dgamma (see reference.py); the plain form is differentiable."""

@@ -2,7 +2,7 @@
 
     v = conv(x, gamma W)      u = v - lambda * m + beta      y = act(u)      m = mean of v, (N, C)
 
-With a filter_norm c, the filters are gamma c W / |W|.
+With a filter_norm, W is normalized first (see reference.FilterNorm).
 
 There are two forms of the same arithmetic:
 
@@ -41,6 +41,7 @@ from .pool import (
     pool_forward_function,
     saved_pooled,
 )
+from .reference import FilterNorm
 from .replay import Replay
 
 
@@ -71,7 +72,7 @@ def unfused_neuron(
     mean_scale: Tensor,
     geometry: Geometry,
     activation: str,
-    filter_norm: float | None = None,
+    filter_norm: FilterNorm | None = None,
     pools: bool = False,
 ) -> Any:
     """Run the ops one after the other; return y, or the pooled maps and their index."""
@@ -93,7 +94,7 @@ class NeuronPlan:
         activation: Its name; relu, leaky_relu or none.
         dtype: Of x, after autocast.
         weight: Filters of the shape and dtype that the neuron has.
-        filter_norm: Norm that each filter is scaled to before the gain, or None.
+        filter_norm: Normalization of each filter before the gain, or None.
         consumer_ratio: Output elements per input element of the consumer of y; 0 if unknown. It
             decides whether the kernel stores the sums of its maps.
         pools: Whether 2x2 max pooling follows.
@@ -110,7 +111,7 @@ class NeuronPlan:
         activation: str,
         dtype: torch.dtype,
         weight: Tensor,
-        filter_norm: float | None,
+        filter_norm: FilterNorm | None,
         consumer_ratio: float,
         pools: bool,
         training: bool,

@@ -7,6 +7,7 @@ torch.export traces them, and in fp64 they are the oracle of the tests.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "none": lambda u: u,
 }
+
+
+class FilterNorm(NamedTuple):
+    """Normalization of each filter before the gain.
+
+        c W / |W|        or, centered,        c (W - mean(W)) / |W - mean(W)|
+
+    The first is weight normalization, the second weight standardization. |W| is the Euclidean norm
+    of a filter and mean(W) the mean of its weights.
+
+    Attributes:
+        norm: c, the norm that each filter is scaled to; positive.
+        centered: Whether the mean of its weights is subtracted first.
+    """
+
+    norm: float
+    centered: bool = False
 
 
 def agc(z: Tensor, weight: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
@@ -49,7 +67,7 @@ def gain_conv(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    filter_norm: float | None = None,
+    filter_norm: FilterNorm | None = None,
 ) -> Tensor:
     """Return conv(x, V) for a convolution of 1 to 3 dimensions; for V see scaled_filters."""
     filters = scaled_filters(weight, gain, x.dtype, filter_norm)
@@ -72,22 +90,22 @@ def conv(
 
 
 def scaled_filters(
-    weight: Tensor, gain: Tensor, dtype: torch.dtype, filter_norm: float | None = None
+    weight: Tensor, gain: Tensor, dtype: torch.dtype, filter_norm: FilterNorm | None = None
 ) -> Tensor:
-    """Return V, rounded once to the dtype of the convolution.
+    """Return V = gamma W, rounded once to the dtype of the convolution.
 
-        V = gamma W        or with a filter_norm c        V = gamma c W / |W|
-
-    |W| is the Euclidean norm of each filter. This is weight normalization.
+    With a filter_norm, W is normalized first (see FilterNorm).
     """
     if filter_norm is not None:
         weight = weight.to(_wide(weight.dtype))
-        gain = gain * norm_scale(square_norm(weight, filter_norm), filter_norm)
+        if filter_norm.centered:
+            weight = weight - filter_mean(weight)
+        gain = gain * norm_scale(weight, filter_norm.norm)
     return (weight * over_filter(gain, weight)).to(dtype)
 
 
 def scaled_filters_backward(
-    weight: Tensor, gain: Tensor, dscaled: Tensor, filter_norm: float | None = None
+    weight: Tensor, gain: Tensor, dscaled: Tensor, filter_norm: FilterNorm | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return dW and dgamma for the gradient dV of the scaled filters.
 
@@ -95,36 +113,49 @@ def scaled_filters_backward(
     and s = c / |W|,
 
         dW = gamma s (dV - W <W, dV> / |W|^2)        dgamma = s <W, dV>
+
+    Centered filters have W - mean(W) in place of W, and the mean of dW is subtracted.
     """
     wide = weight.to(_wide(weight.dtype))
+    if filter_norm is not None and filter_norm.centered:
+        wide = wide - filter_mean(wide)
     products = (wide * dscaled).sum(tuple(range(1, weight.dim())))
     if filter_norm is None:
         return scaled_filters(dscaled, gain, weight.dtype), products.to(gain.dtype)
-    square = square_norm(wide, filter_norm)
-    scale = norm_scale(square, filter_norm)
+    square = square_norm(wide, filter_norm.norm)
+    scale = filter_norm.norm * square.rsqrt()
     # The gradient of a direction is orthogonal to it: a change of the norm changes nothing.
     orthogonal = dscaled - wide * over_filter(products / square, weight)
+    if filter_norm.centered:
+        orthogonal = orthogonal - filter_mean(orthogonal)
     dweight = scaled_filters(orthogonal, gain * scale, weight.dtype)
     return dweight, (scale * products).to(gain.dtype)
 
 
-def normalized_filters(weight: Tensor, filter_norm: float) -> Tensor:
-    """Return c W / |W| for the filter_norm c."""
-    return weight * over_filter(norm_scale(square_norm(weight, filter_norm), filter_norm), weight)
+def normalized_filters(weight: Tensor, filter_norm: FilterNorm) -> Tensor:
+    """Return the filters W (C_out, ...), normalized as FilterNorm says."""
+    if filter_norm.centered:
+        weight = weight - filter_mean(weight)
+    return weight * over_filter(norm_scale(weight, filter_norm.norm), weight)
 
 
-def square_norm(weight: Tensor, filter_norm: float) -> Tensor:
-    """Return |W|^2 of each filter of W (C_out, ...), or filter_norm^2 for a filter of zeros.
+def filter_mean(weight: Tensor) -> Tensor:
+    """Return the mean of each filter of W (C_out, ...), (C_out, 1, ...)."""
+    return weight.mean(tuple(range(1, weight.dim())), keepdim=True)
+
+
+def square_norm(weight: Tensor, norm: float) -> Tensor:
+    """Return |W|^2 of each filter of W (C_out, ...), or norm^2 for a filter of zeros.
 
     A filter of zeros has no direction. It is not normalized, which is finite and lets it learn.
     """
     square = weight.square().sum(tuple(range(1, weight.dim())))
-    return square.masked_fill(square < SMALLEST_SQUARE, filter_norm * filter_norm)
+    return square.masked_fill(square < SMALLEST_SQUARE, norm * norm)
 
 
-def norm_scale(square: Tensor, filter_norm: float) -> Tensor:
-    """Return the factor that brings each filter to filter_norm, given |W|^2."""
-    return filter_norm * square.rsqrt()
+def norm_scale(weight: Tensor, norm: float) -> Tensor:
+    """Return the factor that brings each filter of W (C_out, ...) to a norm, (C_out,)."""
+    return norm * square_norm(weight, norm).rsqrt()
 
 
 def over_filter(a: Tensor, weight: Tensor) -> Tensor:

@@ -148,7 +148,7 @@ def test_width_and_identity_init() -> None:
 
 @pytest.mark.parametrize("network", NETWORKS.values())
 def test_invalid_inputs_raise(network: type) -> None:
-    with pytest.raises(ValueError, match=r"'batch'.*agc, agc\+wn, bn, gn, in, ln, frn"):
+    with pytest.raises(ValueError, match=r"'batch'.*agc, agc\+wn, agc\+ws, bn, gn, in, ln, frn"):
         network(5, norm="batch")
     with pytest.raises(ValueError, match="width must be positive, got 0"):
         network(5, width=0)

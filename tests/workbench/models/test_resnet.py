@@ -92,7 +92,7 @@ def test_agc_saves_as_much_as_no_normalization() -> None:
 
 
 def test_invalid_inputs_raise() -> None:
-    with pytest.raises(ValueError, match=r"'batch'.*agc, agc\+wn, bn, gn, in, ln, frn"):
+    with pytest.raises(ValueError, match=r"'batch'.*agc, agc\+wn, agc\+ws, bn, gn, in, ln, frn"):
         ResNet50(norm="batch")  # type: ignore[arg-type]
     with torch.device("meta"):
         model = ResNet50(5)

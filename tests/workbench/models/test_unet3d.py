@@ -9,7 +9,7 @@ from deepcontrol import AGCConv3d
 from deepcontrol.nn import saved_bytes
 from deepcontrol.workbench.models import UNet3d, is_agc
 
-NORMS = ("agc", "agc+wn", "bn", "gn", "in", "ln", "ws+gn", "none")
+NORMS = ("agc", "agc+wn", "agc+ws", "bn", "gn", "in", "ln", "ws+gn", "none")
 
 
 def test_counts() -> None:
@@ -76,7 +76,7 @@ def test_agc_saves_as_much_as_no_normalization() -> None:
 
 
 def test_invalid_inputs_raise() -> None:
-    with pytest.raises(ValueError, match=r"'batch'.*agc, agc\+wn, bn, gn, in, ln, frn"):
+    with pytest.raises(ValueError, match=r"'batch'.*agc, agc\+wn, agc\+ws, bn, gn, in, ln, frn"):
         UNet3d(1, 3, norm="batch")  # type: ignore[arg-type]
     for norm in ("frn", "evonorm-s0"):
         with pytest.raises(ValueError, match=rf"'{norm}' supports only 2 dimensions, got 3"):

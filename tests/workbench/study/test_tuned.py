@@ -271,6 +271,6 @@ def test_runs_follow_the_protocol(tmp_path: Path, name: str) -> None:
 
 def test_the_sweep_has_all_contenders() -> None:
     assert [label for label, _ in BATCH_SWEEP.series] == [
-        "AGC", "AGC without weight normalization", "BatchNorm", "GroupNorm", "FRN", "EvoNorm-S0",
-        "WS+GN",
+        "AGC with weight standardization", "AGC", "AGC without weight normalization", "BatchNorm",
+        "GroupNorm", "FRN", "EvoNorm-S0", "WS+GN",
     ]  # fmt: skip

@@ -6,7 +6,8 @@ With a filter_norm c (weight normalization), V = gamma s W with s = c / |W|, and
 
     dW = gamma s (dV - W <W, dV> / |W|^2)        dgamma = s <W, dV>
 
-The norm is summed by the program that scales the filter, so it takes no launch of its own.
+A centered filter (weight standardization) has W - mean(W) in place of W, and dW less its mean. Mean
+and norm are summed by the program that scales the filter, so they take no launch of their own.
 
 In plain PyTorch these are eight passes over the weights, which at batch 1 take most of a network's
 memory. Here each is one pass: a program takes one filter, contiguous in memory.
@@ -25,7 +26,7 @@ from torch.library import triton_op
 from ..gain_conv import scale_backward as dispatch_backward
 from ..gain_conv import scale_function
 from ..layout import is_laid_out, like_layout, memory_order
-from ..reference import SMALLEST_SQUARE
+from ..reference import SMALLEST_SQUARE, FilterNorm
 from .launch import launch
 from .tiling import divide, power_of_2
 
@@ -52,18 +53,36 @@ def _square_norm(squares, NORM: tl.constexpr):
 
 
 @triton.jit
-def _scale(weight, gain, scaled, length, NORM: tl.constexpr, BLOCK: tl.constexpr):
+def _filter_mean(weight, row, length, BLOCK: tl.constexpr):
+    """Return the mean of the weights of a filter."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, length, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        at = tl.cast(row, tl.int64) * length + i
+        total += tl.load(weight + at, mask=i < length, other=0.0).to(tl.float32)
+    return tl.sum(total, 0) / length
+
+
+@triton.jit
+def _scale(
+    weight, gain, scaled, length, NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.cast(row, tl.int64) * length + i
     w = tl.load(weight + at, mask=i < length).to(tl.float32)
     factor = tl.load(gain + row).to(tl.float32)
+    if CENTERED:
+        mean = _filter_mean(weight, row, length, BLOCK)
+        w -= mean
     if NORM > 0:
         squares = tl.zeros([BLOCK], tl.float32)
         for start in range(0, length, BLOCK):
             j = start + tl.arange(0, BLOCK)
             other = tl.cast(row, tl.int64) * length + j
             w_j = tl.load(weight + other, mask=j < length, other=0.0).to(tl.float32)
+            if CENTERED:
+                w_j = tl.where(j < length, w_j - mean, 0.0)
             squares += w_j * w_j
         factor *= NORM * tl.rsqrt(_square_norm(squares, NORM))
     v = w * factor
@@ -73,7 +92,7 @@ def _scale(weight, gain, scaled, length, NORM: tl.constexpr, BLOCK: tl.constexpr
 @triton.jit
 def _scale_backward(
     weight, gain, dscaled, dweight, dgain, sum_h, mean, dbeta, dlam, length, N,
-    NORM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Write dW and dgamma of a filter and, if the sums of its maps are given, dbeta and dlam."""
     row = tl.program_id(0)
@@ -91,11 +110,16 @@ def _scale_backward(
     total = tl.zeros([BLOCK], tl.float32)
     if NORM > 0:
         squares = tl.zeros([BLOCK], tl.float32)
+    if CENTERED:
+        w_mean = _filter_mean(weight, row, length, BLOCK)
+        dv_mean = _filter_mean(dscaled, row, length, BLOCK)
     for start in range(0, length, BLOCK):
         i = start + tl.arange(0, BLOCK)
         at = tl.cast(row, tl.int64) * length + i
         dv = tl.load(dscaled + at, mask=i < length, other=0.0).to(tl.float32)
         w = tl.load(weight + at, mask=i < length, other=0.0).to(tl.float32)
+        if CENTERED:
+            w = tl.where(i < length, w - w_mean, 0.0)
         total += dv * w
         if NORM > 0:
             squares += w * w
@@ -111,6 +135,9 @@ def _scale_backward(
             at = tl.cast(row, tl.int64) * length + i
             dv = tl.load(dscaled + at, mask=i < length, other=0.0).to(tl.float32)
             w = tl.load(weight + at, mask=i < length, other=0.0).to(tl.float32)
+            if CENTERED:  # a centered W has mean 0, so that dv alone has one to subtract
+                w -= w_mean
+                dv -= dv_mean
             dw = (dv - w * along) * (gamma * scale)
             tl.store(dweight + at, dw.to(dweight.dtype.element_ty), mask=i < length)
         product *= scale
@@ -130,7 +157,7 @@ def scale(
     weight: Tensor,
     gain: Tensor,
     dtype: torch.dtype,
-    filter_norm: float | None = None,
+    filter_norm: FilterNorm | None = None,
     traced: bool = False,
 ) -> Tensor:
     """Return the scaled filters V in `dtype`, in the layout of W."""
@@ -138,9 +165,10 @@ def scale(
     rows, length = weight.shape[0], weight[0].numel()
     # A program that needs the norm sums the whole filter, so it also writes as much of it.
     block = BLOCK if filter_norm is None else power_of_2(length, BLOCK_FILTER)
+    norm, centered = filter_norm or (0.0, False)
     arguments = dict(
         weight=weight, gain=gain.contiguous(), scaled=scaled, length=length,
-        NORM=filter_norm or 0.0, BLOCK=block, num_warps=8 if block > 4 * BLOCK else 4,
+        NORM=norm, CENTERED=centered, BLOCK=block, num_warps=8 if block > 4 * BLOCK else 4,
     )  # fmt: skip
     launch(_scale, (rows, divide(length, block), 1), arguments, weight.device, traced)
     return scaled
@@ -150,7 +178,7 @@ def scale_backward(
     weight: Tensor,
     gain: Tensor,
     dscaled: Tensor,
-    filter_norm: float | None = None,
+    filter_norm: FilterNorm | None = None,
     traced: bool = False,
     map_gradients: MapGradients | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -163,9 +191,10 @@ def scale_backward(
     dgain = gain.new_empty(gain.shape)
     rows, length = weight.shape[0], weight[0].numel()
     block = power_of_2(length, BLOCK_FILTER)
+    norm, centered = filter_norm or (0.0, False)
     arguments = dict(
         weight=weight, gain=gain.contiguous(), dscaled=dscaled, dweight=dweight, dgain=dgain,
-        length=length, NORM=filter_norm or 0.0, BLOCK=block, N=0, BLOCK_N=1,
+        length=length, NORM=norm, CENTERED=centered, BLOCK=block, N=0, BLOCK_N=1,
         num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip
     arguments |= dict.fromkeys(("sum_h", "mean", "dbeta", "dlam"))
@@ -177,41 +206,63 @@ def scale_backward(
 
 
 # The ops that torch.compile sees: kernel launches or plain PyTorch inside. Eager mode does not
-# register them, because that imports the compiler.
+# register them, because that imports the compiler. A FilterNorm is its two numbers here, since
+# torch.library has no records.
+
+
+def _filter_norm(norm: float | None, centered: bool) -> FilterNorm | None:
+    return None if norm is None else FilterNorm(norm, centered)
 
 
 def _traced_scale(
-    weight: Tensor, gain: Tensor, dtype: torch.dtype, filter_norm: float | None = None
+    weight: Tensor,
+    gain: Tensor,
+    dtype: torch.dtype,
+    norm: float | None = None,
+    centered: bool = False,
 ) -> Tensor:
+    filter_norm = _filter_norm(norm, centered)
     return scale_function(weight, traced=True)(weight, gain, dtype, filter_norm)
 
 
 def _traced_backward(
-    weight: Tensor, gain: Tensor, dscaled: Tensor, filter_norm: float | None = None
+    weight: Tensor,
+    gain: Tensor,
+    dscaled: Tensor,
+    norm: float | None = None,
+    centered: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    return dispatch_backward(weight, gain, dscaled, filter_norm, traced=True)
+    return dispatch_backward(weight, gain, dscaled, _filter_norm(norm, centered), traced=True)
 
 
 def _fake_scale(
-    weight: Tensor, gain: Tensor, dtype: torch.dtype, filter_norm: float | None = None
+    weight: Tensor,
+    gain: Tensor,
+    dtype: torch.dtype,
+    norm: float | None = None,
+    centered: bool = False,
 ) -> Tensor:
     return torch.empty_like(weight, dtype=dtype)
 
 
 def _fake_backward(
-    weight: Tensor, gain: Tensor, dscaled: Tensor, filter_norm: float | None = None
+    weight: Tensor,
+    gain: Tensor,
+    dscaled: Tensor,
+    norm: float | None = None,
+    centered: bool = False,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weight), torch.empty_like(gain)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    weight, gain, _, ctx.filter_norm = inputs
+    weight, gain, _, *ctx.filter_norm = inputs
     ctx.save_for_backward(weight, gain)
 
 
 def _backward(ctx: Any, dscaled: Tensor) -> tuple[Tensor | None, ...]:
     op = torch.ops.deepcontrol.scale_filters_backward
-    return *op(*ctx.saved_tensors, dscaled, ctx.filter_norm), None, None
+    return *op(*ctx.saved_tensors, dscaled, *ctx.filter_norm), None, None, None
 
 
 @functools.cache

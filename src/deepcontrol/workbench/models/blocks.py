@@ -19,19 +19,21 @@ from .norms import (
     WeightStandardizedConv3d,
 )
 
-Norm = Literal["agc", "agc+wn", "bn", "gn", "in", "ln", "frn", "evonorm-s0", "ws+gn", "none"]
+Norm = Literal[
+    "agc", "agc+wn", "agc+ws", "bn", "gn", "in", "ln", "frn", "evonorm-s0", "ws+gn", "none"
+]
 NORMS: tuple[str, ...] = get_args(Norm)
 BlockActivation = Literal["relu", "leaky_relu", "none"]
 OWN_ACTIVATION = ("frn", "evonorm-s0")  # norms with an activation in place of ReLU; only in 2-D
 
 
 def is_agc(norm: str) -> bool:
-    """Return whether a norm is AGC, with or without weight normalization.
+    """Return whether a norm is AGC, with normalized or standardized filters or without.
 
-    >>> is_agc("agc"), is_agc("agc+wn"), is_agc("bn")
+    >>> is_agc("agc"), is_agc("agc+ws"), is_agc("bn")
     (True, True, False)
     """
-    return norm in ("agc", "agc+wn")
+    return norm in ("agc", "agc+wn", "agc+ws")
 
 
 class Block(Protocol):
@@ -51,7 +53,8 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
     """Return a factory of blocks with one kind of normalization.
 
     Args:
-        norm: One of NORMS. agc+wn is agc with weight_norm. frn and evonorm-s0 have activations of
+        norm: One of NORMS. agc+wn is agc with weight_norm and agc+ws with
+            weight_standardization. frn and evonorm-s0 have activations of
             their own in place of ReLU. ln is over channels and positions: GroupNorm with one group.
         dims: Dimensions of the feature maps, 2 or 3. frn and evonorm-s0 support only 2.
         groups: Groups of gn, ws+gn and evonorm-s0; fewer where it does not divide the channels.
@@ -76,8 +79,12 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
     ) -> nn.Module:
         shape = (in_channels, out_channels, kernel_size, stride, kernel_size // 2)
         if is_agc(norm):
-            weight_norm = norm == "agc+wn"
-            return agc_convolution(*shape, activation=activation, weight_norm=weight_norm)
+            return agc_convolution(
+                *shape,
+                activation=activation,
+                weight_norm=norm == "agc+wn",
+                weight_standardization=norm == "agc+ws",
+            )
         layers: list[nn.Module] = [convolution(*shape, bias=norm == "none")]
         if norm != "none":
             layers.append(_norm_layer(norm, dims, out_channels, groups, activation != "none"))

@@ -112,7 +112,12 @@ class EncoderStage(nn.Module):
         self.pool: nn.Module
         if isinstance(last, AGCConv2d):  # AGC has a fused form with the pooling
             pooling = AGCConvPool2d(
-                last.in_channels, last.out_channels, 3, padding=1, weight_norm=last.weight_norm
+                last.in_channels,
+                last.out_channels,
+                3,
+                padding=1,
+                weight_norm=last.weight_norm,
+                weight_standardization=last.weight_standardization,
             )
             self.convolutions[-1], self.pool = pooling, nn.Identity()
         else:

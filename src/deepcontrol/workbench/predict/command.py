@@ -44,7 +44,7 @@ from .volumes import load_volume_network, predict_volumes
 # Norms with statistics of the input that tiles cannot share.
 PER_TILE_NORMS = ("gn", "in", "ln", "frn", "evonorm-s0", "ws+gn")
 # Norms with statistics of the input in evaluation too. The outputs depend on the crop.
-CROP_DEPENDENT_NORMS = ("agc", "agc+wn", *PER_TILE_NORMS)
+CROP_DEPENDENT_NORMS = ("agc", "agc+wn", "agc+ws", *PER_TILE_NORMS)
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,9 @@ class Settings:
     pretrained: bool = False
     """Start from the weights that timm, smp or torchvision has for the network."""
     norm: Norm = "agc"
-    """agc (automatic gain control), agc+wn (AGC with weight normalization), bn (BatchNorm), gn
-    (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response Normalization), evonorm-s0,
-    ws+gn (weight standardization and GroupNorm), or none."""
+    """agc (automatic gain control), agc+wn (AGC with weight normalization), agc+ws (AGC with weight
+    standardization), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter
+    Response Normalization), evonorm-s0, ws+gn (weight standardization and GroupNorm), or none."""
     data: Literal[DataName, DatasetName] = "streets"
     """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`), coco images
     with COCO's JSON, and nnunet volumes in nnU-Net's raw layout. cityscapes14 is Cityscapes with
