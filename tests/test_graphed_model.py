@@ -40,7 +40,10 @@ def batches(count: int, device: str = "cpu", batch: int = 2) -> list[tuple[Tenso
 
 
 def replayed_on_cpu(model: nn.Module, samples: tuple[Tensor, ...]) -> nn.Module:
-    """Do as torch.cuda.make_graphed_callables: fixed memory for input, output and gradients."""
+    """Do as torch.cuda.make_graphed_callables: fixed memory for input, output and gradients.
+
+    The forward overwrites the gradients' memory, which it may share with them.
+    """
     forward, training = model.forward, model.training
     parameters = [p for p in model.parameters() if p.requires_grad]
     (x,) = samples
@@ -52,6 +55,8 @@ def replayed_on_cpu(model: nn.Module, samples: tuple[Tensor, ...]) -> nn.Module:
         @staticmethod
         def forward(ctx: Any, given: Tensor, *_: Tensor) -> Tensor:
             x.copy_(given)
+            for static in gradients:
+                static.fill_(torch.nan)
             with torch.enable_grad():
                 saved["y"] = forward(x)
             output.copy_(saved["y"].detach())

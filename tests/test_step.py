@@ -564,6 +564,7 @@ def test_schedule_of_the_momentum_is_named() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # DDP has another stream
 def test_distributed_steps_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """One process, with accumulation: the exchange is captured too."""
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

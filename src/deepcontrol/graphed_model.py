@@ -5,13 +5,15 @@ scheduler stay ordinary Python. It builds on `torch.cuda.make_graphed_callables`
 
 - Gradient accumulation. A replay writes the gradients to the same memory every time, and autograd
   uses that memory as `.grad`. With torch alone the second backward of an accumulation overwrites
-  the gradients of the first one (pytorch/pytorch#181723).
+  the gradients of the first one (pytorch/pytorch#181723). So may the second forward, because the
+  graphs of forward and backward share their memory.
 - Batches of other shapes, evaluation and a second forward before the backward run eagerly. With
   torch alone a smaller batch is broadcast to the captured shape.
 - Outputs that stay valid. With torch alone the next forward overwrites them.
 """
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +52,7 @@ class GraphedModel:
         if self.why_eager is not None:
             with torch.autocast(self._device, self.autocast, enabled=self.autocast is not None):
                 return self.model(*inputs, **more)
+        self._keep_gradients()
         outputs = self._replay(*(_with_own_gradient(a) for a in inputs))
         tensors = [a for a in pytree.tree_leaves(outputs) if _has_gradient(a)]
         if tensors:
@@ -73,8 +76,11 @@ class GraphedModel:
         return None
 
     def _before_backward(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """Move gradients that the replay is going to overwrite to memory of their own."""
         self._pending = None
+        self._keep_gradients()  # of a backward between this forward and its backward
+
+    def _keep_gradients(self) -> None:
+        """Move gradients that a replay could overwrite to memory of their own."""
         for parameter in self._parameters:
             old = parameter.grad
             if old is not None and old.data_ptr() not in self._safe_addresses:
@@ -87,11 +93,14 @@ def graphed(model: nn.Module, *inputs: Tensor, autocast: torch.dtype | None = No
 
         fast = graphed(model, images, autocast=torch.bfloat16)
         for images, labels in loader:
-            loss = criterion(fast(images), labels)
             optimizer.zero_grad()
+            loss = criterion(fast(images), labels)
             loss.backward()
             optimizer.step()
             scheduler.step()
+
+    Gradients that are there when `fast` is called are copied, because a replay may overwrite their
+    memory. So call zero_grad first, unless you accumulate gradients.
 
     Any optimizer, scheduler, gradient clipping, accumulation and moving average work as before:
     they see ordinary parameters and gradients. Evaluate, save and copy `model` itself.
@@ -130,9 +139,12 @@ def _capture(model: nn.Module, inputs: tuple[Tensor, ...], autocast: torch.dtype
         _unchanged_forward(model),
         _unchanged_buffers(model),
         torch.cuda.device(device),
+        warnings.catch_warnings(),
         # The cache would keep casts of the weights from outside of the graphs.
         torch.autocast("cuda", autocast, enabled=autocast is not None, cache_enabled=False),
     ):
+        # torch warms up on another stream than it captures on.
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
         captured: Any = torch.cuda.make_graphed_callables(model, samples)
         return captured.forward
 
