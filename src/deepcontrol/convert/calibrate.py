@@ -10,10 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn.agc import _AGC
 from ..ops.layout import map_mean
-from .dataflow import accepts_keywords
+from .dry_run import accepts_keywords
 from .fold import _FoldedConv, fold, plain_conv
-from .plan import parameters_of
-from .replace import replace_modules
+from .replace import parameters_of, replace_modules
 
 
 def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:

@@ -14,7 +14,6 @@ from torch.nn.modules.conv import _ConvNd
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
 from ..nn.init import he_filter_norm, he_init_, set_filters_
-from .constant import NEAR_ONE, constant_features
 from .dataflow import has_hooks, trace_dataflow
 from .norms import (
     NormKind,
@@ -29,6 +28,7 @@ from .norms import (
 )
 from .plan import (
     Built,
+    Change,
     Level,
     Site,
     build,
@@ -37,12 +37,13 @@ from .plan import (
     scalable_source,
     scale_filters_,
 )
-from .report import Change
 from .residual import NORMS, Additions, find_additions
 from .start import (
+    NEAR_ONE,
     AGCParameters,
     batchnorm_parameters,
     centering_gain,
+    constant_features,
     has_zero_gamma,
     inverse_sigma,
     is_computed,
@@ -57,7 +58,7 @@ class Conversion:
     """Plan the conversion of a model: fill `replacements` without changing the model.
 
     Args:
-        model: The model, with BatchNorms in the place of other norms (stand_ins.py).
+        model: The model, with BatchNorms in the place of other norms (norms.stand_ins).
         where, init, example, lam: As in to_agc.
         kinds: The kinds of norms to convert.
         originals: The norm for each stand-in.
@@ -261,9 +262,11 @@ class Conversion:
         if not centered:
             return set()
         if self.trial is not None and self.trial.can_compare:
-            measured = constant_features(self.trial, list(self.sites.values()), self.lambdas)
+            sites = [s for s in self.sites.values() if s.level != Level.SKIPPED]
+            copied, layers = self.trial.convert_copy(sites, lam=self.lambdas)
+            measured = constant_features(copied, layers, self.lambdas, self.trial.example)
             if measured is not None:
-                return {site.norm for site in measured}
+                return measured
         # A trailing activation lies between the norm and the pooling.
         return {
             site.norm

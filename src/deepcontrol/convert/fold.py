@@ -29,15 +29,10 @@ from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps
 from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
-from .copies import copy_model
 from .dataflow import has_hooks, trace_dataflow
-from .plan import (
-    conv_options,
-    make_agc_conv,
-    match_conv_norm_act,
-    parameters_of,
-)
-from .replace import replace_modules
+from .dry_run import copy_model
+from .plan import match_conv_norm_act
+from .replace import conv_options, make_agc_conv, parameters_of, replace_modules
 
 _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # autocast does not support torch.convolution
 

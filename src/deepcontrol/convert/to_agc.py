@@ -10,10 +10,18 @@ from torch import nn
 
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
-from .norms import NormKind, Where, check_kinds, keeps_function, refuse_frozen, warn_trained
+from .norms import (
+    NormKind,
+    Where,
+    batchnorms_of_frozen,
+    check_kinds,
+    keeps_function,
+    refuse_frozen,
+    stand_ins,
+    warn_trained,
+)
+from .plan import Report
 from .replace import disable_fusers, replace_modules
-from .report import Report
-from .stand_ins import batchnorms_of_frozen, stand_ins
 from .start import correct_scales_
 from .verify import example_outputs, relative_difference, saved_for_backward
 

@@ -22,18 +22,25 @@ from torch.utils._pytree import tree_map
 
 from ..nn.memory import saved_bytes_by_layer
 from ..ops.layout import positions
-from .copies import Copied, copy_model, seed_everything
-from .dataflow import example_arguments, has_hooks, run_example
+from .dataflow import has_hooks
+from .dry_run import (
+    CalledOutsideError,
+    Copied,
+    Record,
+    copy_model,
+    example_arguments,
+    record_run,
+    run_example,
+    seed_everything,
+    tensors_in,
+)
 from .plan import Level, Site, build, he_scale, scale_filters_
-from .recording import CalledOutsideError, Record, record_run, tensors_in
 from .replace import replace_modules
-from .start import batchnorm_parameters
+from .start import Lambdas, batchnorm_parameters
 
 _TOLERANCE = 1e-2  # in the dtype of the model; a wrong plan is off by far more
 _TOLERANCE_FP64 = 1e-7  # decides if the first is exceeded: deep networks amplify rounding
 _SEED = 0
-
-Lambdas = Mapping[nn.Module, float]
 
 
 class Trial:
