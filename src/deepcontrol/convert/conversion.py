@@ -49,7 +49,7 @@ from .start import (
     is_computed,
     untrained_parameters,
 )
-from .verify import Trial, settle
+from .verify import Trial, back_out
 
 Lam = float | Callable[[str], float | None]
 
@@ -171,7 +171,7 @@ class Conversion:
             if site.norm in self.flow.read:
                 site.lower(Level.SKIPPED, "other code reads its running statistics")
         if self.trial is not None:
-            settle(self.trial, list(sites.values()))
+            back_out(self.trial, list(sites.values()))
         return sites
 
     def _keep_observed(self, site: Site) -> None:
@@ -358,7 +358,7 @@ class Conversion:
         return tuple(name for name, norm in self.norms.items() if norm in self.pooled)
 
     def unverified(self) -> str | None:
-        """Return what was not verified, why, and what it costs; None if everything was."""
+        """Return the unverified part, the reason and its cost; None if all was verified."""
         if self.trial is not None:
             return self.trial.unverified
         waiting = sum("pass example=" in str(site.match) for site in self.sites.values())

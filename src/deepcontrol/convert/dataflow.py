@@ -5,8 +5,8 @@ omitted, given, and given one at a time. If the code branches on its input (on i
 it), both branches are traced. If torch.fx cannot trace a model as a whole, each of its children is
 traced separately, and an nn.Sequential that cannot be traced calls its children in order.
 
-The model itself is neither traced nor run: a copy is. Tracing has limits of its own (a Proxy is no
-Tensor, and code can notice), so the result is verified on an example: see verify.py.
+The model itself is neither traced nor run: a copy is. Tracing has limits (a Proxy is no Tensor,
+and code can notice), so the result is verified on an example: see verify.py.
 
 Code that could not be traced may also call a module inside of a traced part. Such modules are
 unconfirmed until an example input shows that they are called only from within their part. All
@@ -273,7 +273,7 @@ def _endpoint(node: fx.Node, root: nn.Module) -> Endpoint:
 
 
 def _is_identity(node: fx.Node, root: nn.Module) -> bool:
-    """Return whether a node is an nn.Identity that nobody observes."""
+    """Return whether a node is an nn.Identity without hooks."""
     if node.op != "call_module":
         return False
     module = root.get_submodule(str(node.target))

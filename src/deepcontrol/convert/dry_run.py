@@ -84,7 +84,7 @@ def copy_model(model: nn.Module, *, share_parameters: bool = False, isolate: boo
 
 
 class _Uncompiled(nn.Module):
-    """Stands for the wrapper of torch.compile."""
+    """Eager replacement for the wrapper of torch.compile."""
 
     _orig_mod: nn.Module
 
@@ -237,7 +237,7 @@ def seed_everything(seed: int) -> None:
 
 
 def example_arguments(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that an example stands for.
+    """Return the positional and keyword arguments of an example.
 
     A list is one input, as detection models take it. A dict is one input if forward does not accept
     its keys as keyword arguments.

@@ -1,7 +1,7 @@
 """The plan of a conversion, norm by norm, and the report of it.
 
-A norm is matched with its neighbors, which gives a Site; its layers are built from it. The Report
-lists what became of every norm.
+A Site is a norm with the convolution and the activation around it. `build` makes its new layers.
+The Report lists the conversion of every norm.
 """
 
 import math
@@ -141,7 +141,7 @@ def _is_patched(module: nn.Module) -> bool:
 
 
 class Level(IntEnum):
-    """How far a BatchNorm is converted, from the most to the least."""
+    """Level of a conversion, from the most to the least that is fused."""
 
     WITH_ACTIVATION = 0  # one AGCConv with the convolution before and the activation after it
     WITH_CONVOLUTION = 1  # one AGCConv with the convolution before it
@@ -161,8 +161,8 @@ class Site:
         trailing: Layers inside of the BatchNorm that follow the normalization.
         source: The layer before it whose filters can be scaled, or None.
         dims: Spatial dimensions of its maps.
-        level: How far it is converted.
-        reason: Why it is converted less far than planned, or None.
+        level: Level of its conversion.
+        reason: Why the level is lower than planned, or None.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Site:
             self.level = Level.WITH_CONVOLUTION
 
     def lower(self, level: Level, reason: str) -> None:
-        """Convert it less far."""
+        """Lower the level, unless it is as low already."""
         if level > self.level:
             self.level, self.reason = level, reason
 
@@ -218,7 +218,7 @@ class Built:
     Attributes:
         layer: The AGC layer or AGCConv.
         activation: Name of the activation in an AGCConv.
-        parts: What an AGCConv was fused from.
+        parts: Names of the layers that an AGCConv was fused from.
         trailing: Layers that follow, from inside of the BatchNorm.
         replacements: The new module for each module that is replaced.
     """
@@ -313,8 +313,8 @@ class Report:
         constant: Names of the BatchNorms that start at a lambda near 1 and are followed by a mean
             over the whole map, so that the features computed from it are the same for all inputs.
         untied: Gammas and betas that were shared by several BatchNorms and no longer are.
-        unverified: What was not verified, and why; None if the example showed the same values
-            before and after in evaluation and in training mode.
+        unverified: The part that was not verified, and the reason; None if the example showed the
+            same values before and after in evaluation and in training mode.
         difference: Only for init="bn" with an example: largest difference of the outputs before
             and after, relative to the largest output.
         disabled_fusers: Names of the methods that fold BatchNorms (fuse, reparameterize), which now
@@ -389,7 +389,7 @@ class Report:
             yield f"{total} saved for backward, {_size(replaced)} of it by unfused AGC layers"
         if self.disabled_fusers:
             methods = _some(self.disabled_fusers, "disabled_fusers")
-            yield f"left without effect, because they fold BatchNorms: {methods}"
+            yield f"disabled, because they fold BatchNorms: {methods}"
         if self.new_parameters:
             count = len(self.new_parameters)
             yield f"{count} new parameters: create the optimizer after the conversion"

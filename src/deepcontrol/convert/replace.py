@@ -214,7 +214,7 @@ def disable_fusers(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
 
     Such a method reads the running statistics of the BatchNorms and builds convolutions with a
     constant bias. AGC has no statistics, and its mean depends on the sample. The method is replaced
-    on the instance by one that returns the module, which is what callers expect of it.
+    on the instance by one that returns the module, as callers expect.
 
     Args:
         model: The converted model.
@@ -257,7 +257,7 @@ class _References:
         self.seen = set[int]()
 
     def replaced(self, value: Any, depth: int = 0) -> Any:
-        """Return the value itself, or what stands in its place."""
+        """Return the value, or its replacement."""
         if isinstance(value, nn.Module):
             return self.replacements.get(value, value)
         if isinstance(value, types.MethodType):

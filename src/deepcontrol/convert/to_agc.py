@@ -134,8 +134,8 @@ def to_agc(
             the model run on it. This finds maps of one position (squeeze-and-excitation,
             the pooling of ASPP), where the mean is the value itself, so that lambda starts at 0
             there. Without it, only a BatchNorm1d after a linear layer is known to have such maps.
-            It also shows which module calls which, and what is added to what, if torch.fx cannot
-            trace the model; without it, convolution and BatchNorm stay two layers there.
+            It also shows the order of calls and the residual additions if torch.fx cannot trace
+            the model; without it, convolution and BatchNorm stay two layers there.
             And it verifies the conversion: copies of the model run on it with BatchNorm and with
             AGC that starts as BatchNorm, in eval mode and in training mode. A fusion that changes a
             value is backed out, and the report says so. Use an input like those of the training,
@@ -255,7 +255,7 @@ def to_agc(
 
 
 def _warn(report: Report) -> None:
-    """Warn about what a user must know, once each."""
+    """Emit the warnings of a report, at most one of each kind."""
     if report.constant:
         first, more = report.constant[0], len(report.constant) - 1
         layers = f"{first} and {more} more (Report.constant) are" if more else f"{first} is"
