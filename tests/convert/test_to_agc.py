@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv2d, to_agc
+from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv2d, fold, to_agc
 from deepcontrol.nn import saved_bytes
 from tests.convert.networks import (
     INPUTS,
@@ -75,7 +75,7 @@ def test_trains_at_batch_one(make: Callable[[], nn.Module]) -> None:
             {
                 "down1.0": "AGCConv2d relu",
                 "down2.0": "AGCConv2d relu",
-                "up_norm": "AGC2d",  # after a transposed convolution
+                "up": "AGCConvTranspose2d none",  # a function follows, not a module
                 "last.0.0": "AGCConv2d relu",
             },
         ),
@@ -256,13 +256,14 @@ def test_global_average_pooling_behind_the_norm_warns() -> None:
 
 def test_report_prints_as_a_table() -> None:
     _, report = to_agc(UNet(), report=True)
+    why, transposed = "fused with its convolution and ReLU", "fused with its transposed convolution"
     assert str(report).splitlines() == [
-        "layer     was          became                        why",
-        "down1.1   BatchNorm2d  AGCConv2d at down1.0 (relu)   fused with its convolution and ReLU",
-        "down2.1   BatchNorm2d  AGCConv2d at down2.0 (relu)   fused with its convolution and ReLU",
-        "up_norm   BatchNorm2d  AGC2d                         ConvTranspose2d feeds it",
-        "last.0.1  BatchNorm2d  AGCConv2d at last.0.0 (relu)  fused with its convolution and ReLU",
-        "3 fused, 1 replaced, 0 skipped",
+        "layer     was          became                           why",
+        f"down1.1   BatchNorm2d  AGCConv2d at down1.0 (relu)      {why}",
+        f"down2.1   BatchNorm2d  AGCConv2d at down2.0 (relu)      {why}",
+        f"up_norm   BatchNorm2d  AGCConvTranspose2d at up (none)  {transposed}",
+        f"last.0.1  BatchNorm2d  AGCConv2d at last.0.0 (relu)     {why}",
+        "4 fused, 0 replaced, 0 skipped",
         "not verified: no example, so branches that torch.fx does not see; pass example=",
         "12 new parameters: create the optimizer after the conversion",
     ]
@@ -385,14 +386,19 @@ def test_sync_batchnorm_dimensions() -> None:
 
 def test_report_has_the_bytes_that_layers_save() -> None:
     x = torch.randn(2, 3, 16, 16)
-    model, report = to_agc(UNet(), example=x, report=True)
-    saved = {change.name: change.saved_bytes for change in report}
     means = 2 * 8 * 4  # of 8 channels in fp32
-    assert saved["down1.1"] == means
-    assert saved["up_norm"] == 2 * 8 * 16 * 16 * 4 + means  # its input
+    _, report = to_agc(UNet(), example=x, report=True)
+    assert {c.name: c.saved_bytes for c in report if "1.1" in c.name or c.name == "up_norm"} == {
+        "down1.1": means,
+        "up_norm": means,
+    }
+    model, report = to_agc(SharedHead(), example=x, report=True)
+    saved = {change.name: change.saved_bytes for change in report}
+    assert saved["stem.1"] == means
+    assert saved["norms.0"] == 2 * 8 * 16 * 16 * 4 + means  # its input
     assert report.saved_bytes == saved_bytes(model, x)
     assert "16.1 KiB" in str(report).splitlines()[3]
-    assert ", 16.1 KiB of it by unfused AGC layers" in str(report)
+    assert ", 20.1 KiB of it by unfused AGC layers" in str(report)
 
 
 def test_bytes_are_missing_if_the_example_does_not_run_in_training_mode() -> None:
@@ -406,3 +412,48 @@ def test_bytes_are_missing_if_the_example_does_not_run_in_training_mode() -> Non
     assert report.saved_bytes is None
     assert report.changes[0].saved_bytes is None
     assert "saves" not in str(report)
+
+
+class Decoder(nn.Module):
+    """Transposed convolutions with BatchNorm: grouped, with an activation, with an output size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = row(3, 8, stride=2)
+        self.up1 = nn.Sequential(
+            nn.ConvTranspose2d(8, 6, 4, 2, 1, groups=2), nn.BatchNorm2d(6), nn.ReLU()
+        )
+        self.up2 = nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, bias=False)
+        self.norm2, self.act2 = nn.BatchNorm2d(4), nn.SiLU()
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up1(self.down(x))
+        size = [2 * x.shape[2], 2 * x.shape[3]]
+        return self.head(self.act2(self.norm2(self.up2(x, output_size=size))))
+
+
+@pytest.mark.parametrize("with_example", [True, False])
+def test_transposed_convolutions_are_fused(with_example: bool) -> None:
+    x = torch.randn(2, 3, 10, 10, dtype=torch.float64)
+    model = trained(Decoder()).double().eval()
+    expected, filters = model(x), model.up2.weight
+    before = saved_bytes(copy.deepcopy(model).train(), x)
+    example = x if with_example else None
+    model, report = to_agc(model, init="bn", example=example, report=True)
+    assert agc_layers(model) == {
+        "down.0": "AGCConv2d relu",
+        "up1.0": "AGCConvTranspose2d relu",
+        "up2": "AGCConvTranspose2d silu",
+    }
+    assert report.count("fused") == 3
+    assert (report.unverified is None) == with_example
+    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
+    assert model.up2.weight is filters
+    assert saved_bytes(model, x) < 0.8 * before
+    torch.testing.assert_close(fold(model)(x), expected, rtol=1e-9, atol=1e-9)
+
+    scratch = to_agc(Decoder(), example=x.float())
+    assert scratch.up1[0].weight_norm
+    scratch(x.float()).square().mean().backward()
+    assert all(p.grad is not None for p in scratch.parameters())

@@ -114,11 +114,11 @@ class _Average:
         self.total: Tensor | None = None
         self.samples = 0
 
-    def add(
-        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
-    ) -> None:
-        x = args[0] if args else kwargs["input"]
-        means = module.means(x) if isinstance(module, _FoldedConv) else map_mean(x)
+    def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if isinstance(module, _FoldedConv):
+            means = module.means(*args, **kwargs)
+        else:
+            means = map_mean(args[0] if args else kwargs["input"])
         total = means.double().sum(0)
         self.total = total if self.total is None else self.total + total
         self.samples += len(means)

@@ -1,6 +1,5 @@
 """Carry out the conversion of a model: plan, verify, choose initial parameters, build layers."""
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -241,7 +240,7 @@ class Conversion:
         linear = site.norm in found.linear and not built.trailing
         if from_scratch and site.norm not in found.gains and not linear:
             # An activation that is not part of the neuron follows: He's factor of 2 for it.
-            neuron.gain.mul_(math.sqrt(2) / he_filter_norm(neuron))
+            neuron.gain.mul_(he_filter_norm(conv) / he_filter_norm(neuron))
         became = f"{type(neuron).__name__} at {self.names[conv]} ({built.activation})"
         return built, became, f"fused with its {' and '.join(built.parts)}"
 

@@ -122,7 +122,7 @@ def _unsupported(conv: nn.Module) -> str | None:
     kind = type(conv).__name__
     if isinstance(conv, nn.Linear):
         return f"{kind} feeds it, and AGCLinear would save copies of its weights"
-    if not isinstance(conv, _CONVOLUTIONS):
+    if not isinstance(conv, (*_CONVOLUTIONS, *_TRANSPOSED)):
         return f"{kind} feeds it"
     if hasattr(conv, "parametrizations"):
         return "the convolution is parametrized"
@@ -252,7 +252,8 @@ def build(
         layer: nn.Module = make_agc_layer(site.dims, parameters).train(norm.training)
         new = nn.Sequential(layer, *trailing) if trailing else layer
         return Built(layer, "none", [], trailing, {norm: new})
-    conv, activation, parts = of(site.match.conv), site.match.activation, ["convolution"]
+    conv, activation = of(site.match.conv), site.match.activation
+    parts = ["transposed convolution" if isinstance(conv, _TRANSPOSED) else "convolution"]
     assert isinstance(conv, _ConvNd)
     replacements: dict[nn.Module, nn.Module] = {}
     after = site.match.activation_module

@@ -13,9 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
+from ..nn import (
+    AGC1d,
+    AGC2d,
+    AGC3d,
+    AGCConv1d,
+    AGCConv2d,
+    AGCConv3d,
+    AGCConvTranspose1d,
+    AGCConvTranspose2d,
+    AGCConvTranspose3d,
+)
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv, padded
 from ..ops.activation import ActivationName
@@ -31,6 +41,11 @@ _CONVOLUTIONS: dict[int, tuple[type[_ConvNd], type[_AGCConv]]] = {
     1: (nn.Conv1d, AGCConv1d),
     2: (nn.Conv2d, AGCConv2d),
     3: (nn.Conv3d, AGCConv3d),
+}
+_TRANSPOSED: dict[int, tuple[type[_ConvTransposeNd], type[_AGCConv]]] = {
+    1: (nn.ConvTranspose1d, AGCConvTranspose1d),
+    2: (nn.ConvTranspose2d, AGCConvTranspose2d),
+    3: (nn.ConvTranspose3d, AGCConvTranspose3d),
 }
 _METHODS = ("forward", "_conv_forward", "__call__")
 _ZERO_PADS = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
@@ -48,12 +63,13 @@ def make_agc_conv(
     conv_bias: Tensor | None,
     weight_norm: bool = False,
 ) -> _AGCConv:
-    """Build an AGCConv that shares the filters of a convolution.
+    """Build an AGCConv or AGCConvTranspose that shares the filters of a convolution.
 
     A bias b of the convolution is constant over each map, and AGC leaves gamma (1 - lambda) b of
     it. That is added to beta.
     """
-    agc_conv = _CONVOLUTIONS[conv.weight.dim() - 2][1]
+    kinds = _TRANSPOSED if isinstance(conv, _ConvTransposeNd) else _CONVOLUTIONS
+    agc_conv = kinds[conv.weight.dim() - 2][1]
     options = conv_options(conv) | {"padding": known_padding(conv)}
     # On meta, because all parameters are assigned below.
     neuron = agc_conv(**options, activation=activation, weight_norm=weight_norm, device="meta")
@@ -90,7 +106,9 @@ def parameters_of(layer: _AGC) -> AGCParameters:
 
 def conv_options(conv: _ConvNd) -> dict[str, Any]:
     """Return the constructor arguments for another convolution of the same geometry."""
-    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
+    names = ["in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"]
+    if isinstance(conv, _ConvTransposeNd):
+        names.append("output_padding")
     return {name: getattr(conv, name) for name in (*names, "groups", "padding_mode")}
 
 
@@ -101,13 +119,16 @@ def known_padding(conv: nn.Module) -> Padding | None:
     training and in eval mode. Its outputs must equal those of a known padding followed by torch's
     convolution.
     """
-    dims = next((d for d, (plain, _) in _CONVOLUTIONS.items() if isinstance(conv, plain)), None)
-    if dims is None:
+    pairs = (*_CONVOLUTIONS.values(), *_TRANSPOSED.values())
+    found = next((pair for pair in pairs if isinstance(conv, pair[0])), None)
+    if found is None:
         return None
     assert isinstance(conv, _ConvNd)
-    plain, agc_conv = _CONVOLUTIONS[dims]
+    plain, agc_conv = found
     if all(getattr(type(conv), m) is getattr(plain, m) for m in _METHODS):
         return conv.padding
+    if isinstance(conv, _ConvTransposeNd):
+        return None
     # Other children compute something that a small copy may not show, such as quantization.
     if not all(isinstance(child, (nn.Identity, *_ZERO_PADS)) for child in conv.children()):
         return None

@@ -104,7 +104,7 @@ def correct_scales_(
             return output
         scale_output_(layer, factor)
         scaled.add(original[layer])
-        return layer.forward(x)
+        return layer.forward(*args, **kwargs)
 
     hooks = [
         m.register_forward_hook(correct, with_kwargs=True)

@@ -78,9 +78,10 @@ def to_agc(
     """Replace every norm of a model by AGC (automatic gain control), in place.
 
     If a convolution feeds a BatchNorm directly and nothing else, the two become one AGCConv at the
-    convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU after them. This also saves
-    the memory of the normalization. nn.Identity is left at the other places, so no module changes
-    its name or index. Every other BatchNorm becomes AGC1d/2d/3d.
+    convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU after them; a transposed
+    convolution becomes an AGCConvTranspose. This also saves the memory of the normalization.
+    nn.Identity is left at the other places, so no module changes its name or index. Every other
+    BatchNorm becomes AGC1d/2d/3d.
 
     BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses are converted, and with `norms` also
     InstanceNorm1d/2d/3d and GroupNorm. The filters stay the same
