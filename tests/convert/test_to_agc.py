@@ -457,3 +457,53 @@ def test_transposed_convolutions_are_fused(with_example: bool) -> None:
     assert scratch.up1[0].weight_norm
     scratch(x.float()).square().mean().backward()
     assert all(p.grad is not None for p in scratch.parameters())
+
+
+def consumer_ratios(model: nn.Module) -> dict[str, float]:
+    neurons = {name: m for name, m in model.named_modules() if isinstance(m, AGCConv2d)}
+    return {name: m.consumer_ratio for name, m in neurons.items() if m.consumer_ratio}
+
+
+def test_neurons_before_a_3x3_neuron_store_map_sums() -> None:
+    """As in VGG and in the blocks of a U-Net; a pooling or other geometry comes in between."""
+    vgg = nn.Sequential(*row(3, 8), *row(8, 16), nn.MaxPool2d(2), *row(16, 16), *row(16, 4))
+    assert consumer_ratios(to_agc(vgg)) == {"0": 2.0, "7": 0.25}
+    strided = nn.Sequential(*row(3, 8), *row(8, 8, stride=2), *row(8, 8, groups=2), *row(8, 8))
+    assert consumer_ratios(to_agc(strided)) == {"6": 1.0}
+    assert consumer_ratios(to_agc(UNet())) == {}  # down1 also feeds the skip connection
+    silu = nn.Sequential(*row(3, 8)[:2], nn.SiLU(), *row(8, 8))
+    assert consumer_ratios(to_agc(silu)) == {}  # the backward needs its map: it runs unfused
+    residual = to_agc(Residual(), example=torch.randn(1, 3, 32, 32))
+    assert consumer_ratios(residual) == {}  # the blocks call their ReLU in place, between the two
+
+
+def test_map_sums_in_a_model_that_is_converted_twice() -> None:
+    model = nn.Sequential(*row(3, 8), *row(8, 16), *row(16, 8))
+    to_agc(model, where=["1", "7"])
+    assert consumer_ratios(model) == {}
+    to_agc(model, init="paper")
+    assert consumer_ratios(model) == {"0": 2.0, "3": 0.5}
+    assert consumer_ratios(copy.deepcopy(model)) == {"0": 2.0, "3": 0.5}
+    assert len(list(fold(model).parameters())) == 9
+
+
+@pytest.mark.gpu
+def test_map_sums_do_not_change_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepcontrol.ops import gain_conv
+
+    monkeypatch.setattr(gain_conv, "MIN_ELEMENTS", 1)
+    found = []
+
+    def stored_map_sums(x: Tensor) -> Tensor | None:
+        found.append(gain_conv.stored_map_sums(x))
+        return found[-1]
+
+    monkeypatch.setattr("deepcontrol.nn.conv.stored_map_sums", stored_map_sums)
+    model = to_agc(nn.Sequential(*row(3, 64), *row(64, 64), *row(64, 64))).cuda().bfloat16()
+    x = torch.randn(2, 3, 64, 64, device="cuda", dtype=torch.bfloat16)
+    y = model(x)
+    assert [sums is not None for sums in found] == [False, True, True]
+    monkeypatch.undo()
+    for m in model:
+        m.consumer_ratio = 0.0
+    torch.testing.assert_close(model(x), y, rtol=2e-2, atol=2e-2)

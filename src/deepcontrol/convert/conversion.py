@@ -36,6 +36,7 @@ from .plan import (
     scalable_source,
     scale_filters_,
 )
+from .replace import set_consumer_
 from .residual import NORMS, Additions, find_additions
 from .start import (
     NEAR_ONE,
@@ -334,6 +335,23 @@ class Conversion:
                         norm = next(n for n, built in self.layers.items() if built is layer)
                         untied.append(f"{self.names[norm]}.{name}")
         return untied
+
+    def set_consumers(self) -> None:
+        """Tell each neuron whose output goes to one other neuron about its consumer."""
+        neurons: dict[nn.Module, _AGCConv] = {m: m for m in self.names if isinstance(m, _AGCConv)}
+        last = dict(neurons)  # by the module that returned the output
+        for norm, layer in self.layers.items():
+            match = self.sites[norm].match
+            if isinstance(layer, _AGCConv) and not isinstance(match, str):
+                neurons[match.conv] = layer
+                fused = self.sites[norm].level == Level.WITH_ACTIVATION
+                after = match.activation_module if fused else None
+                last[norm if after is None else after] = layer
+        for module, neuron in last.items():
+            consumer = self.flow.sole_consumer(module)
+            trailing = isinstance(self.replacements.get(module), nn.Sequential)
+            if consumer in neurons and not trailing:
+                set_consumer_(neuron, neurons[consumer])
 
     def unregistered(self) -> list[Change]:
         """Return an entry for each BatchNorm that is called without being a submodule."""

@@ -28,7 +28,7 @@ from ..nn import (
 )
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv, padded
-from ..ops.activation import ActivationName
+from ..ops.activation import ActivationName, get_activation
 from ..ops.reference import conv as convolution
 from .dataflow import HOOKS
 from .dry_run import copy_model, preserved_random_state
@@ -81,6 +81,25 @@ def make_agc_conv(
     neuron.weight = conv.weight
     neuron.bias, neuron.gain, neuron.mean_scale = bias, parameters.gain, parameters.mean_scale
     return neuron
+
+
+def set_consumer_(neuron: _AGCConv, consumer: _AGCConv) -> None:
+    """Let a neuron store the sums of its maps if its consumer can use them.
+
+    A 3x3 neuron of stride 1 and padding 1 derives its mean from the sums of its input, and reads
+    its convolution's output once less (ops/gain_conv.py). This is a hint. It changes no result, and
+    the neuron decides by the size of its maps whether it stores sums.
+    """
+    ones, same = (1, 1), ((1, 1), "same")
+    if (
+        isinstance(neuron, AGCConv2d)
+        and isinstance(consumer, AGCConv2d)
+        and (consumer.kernel_size, consumer.stride, consumer.dilation) == ((3, 3), ones, ones)
+        and consumer.padding in same
+        and (consumer.groups, consumer.padding_mode) == (1, "zeros")
+        and all(get_activation(m.activation).needs != "input" for m in (neuron, consumer))
+    ):
+        neuron.consumer_ratio = consumer.out_channels / consumer.in_channels
 
 
 def make_agc_layer(dims: int, parameters: AGCParameters) -> _AGC:

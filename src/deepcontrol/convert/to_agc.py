@@ -221,6 +221,7 @@ def to_agc(
         for name, norm in conversion.norms.items():
             changes.append(conversion.convert(name, norm))
         untied = conversion.tie()
+    conversion.set_consumers()
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, originals | conversion.replacements)
