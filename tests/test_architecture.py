@@ -13,7 +13,7 @@ import deepcontrol
 from tests.torch_only import assert_library_trains, link_torch
 
 KERNELS = "deepcontrol.ops.triton"
-PLOT = "deepcontrol.convert.signal_"
+PLOT = "deepcontrol.convert.signal_report"
 PACKAGE = Path(deepcontrol.__file__).parent
 SOURCE = PACKAGE.parent
 STANDARD = sys.stdlib_module_names

@@ -213,6 +213,18 @@ def test_host_time_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {rows[1][f"total_vs_batchnorm_p{p}"] for p in (20, 50, 80)} == {"1.000"}
 
 
+@pytest.mark.slow
+def test_map_sums_are_handed_over_in_converted_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--networks", "plain-unet", "residual-unet", "--batch", 1, "--size", 32, 32)
+    rows = rows_of("map_sums", *words, "--rounds", 2, patch=monkeypatch)
+    assert [row["network"] for row in rows] == ["plain-unet", "residual-unet"]
+    assert rows[0]["hints"] == "7"  # the first of two convolutions at each resolution
+    assert int(rows[1]["hints"]) > 0
+    for row in rows:
+        assert int(row["neurons"]) > int(row["hints"])
+        assert float(row["on_ms_p20"]) <= float(row["on_ms_p80"])
+
+
 def test_signal_grows_with_plain_gains_only(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--depths", 20, 8, "--batch", 2, "--picture", "signal.png")
     rows = rows_of("signal_depth", *words, patch=monkeypatch)

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, to_agc
+from deepcontrol import to_agc
+from deepcontrol.nn.agc import _AGC
+from deepcontrol.nn.conv import _AGCConv
 
 
 class Residual(nn.Module):
@@ -205,7 +207,7 @@ def agc_layers(model: nn.Module) -> dict[str, str]:
     return {
         name: f"{type(m).__name__} {getattr(m, 'activation', '')}".strip()
         for name, m in model.named_modules()
-        if isinstance(m, (AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d))
+        if isinstance(m, (_AGC, _AGCConv))
     }
 
 

@@ -344,7 +344,6 @@ def test_plot(tmp_path: Path) -> None:
 
 
 def test_plot_names_the_missing_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "deepcontrol.convert.signal_plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     report = signal_report(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
     with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):

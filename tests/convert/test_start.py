@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepcontrol import AGC1d, AGC2d, AGCConv2d, reestimate_statistics, to_agc
+from deepcontrol import AGC1d, AGC2d, AGCConv2d, AGCConvTranspose2d, reestimate_statistics, to_agc
 from deepcontrol.convert import start
 from deepcontrol.nn.init import CENTERING_GAIN
 from tests.convert.networks import INPUTS, Residual, SharedHead, SqueezeExcite, row, trained
@@ -228,10 +228,14 @@ def test_init_scratch_initializes_the_whole_model(monkeypatch: pytest.MonkeyPatc
     for (name, a), b in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     assert not torch.equal(model.fc.weight, other.fc.weight)
-    for layer in (model.stem[0], model.up_norm, model.fc_norm):
-        assert isinstance(layer, (AGCConv2d, AGC1d, AGC2d))
-        gain = layer.gain if isinstance(layer, AGCConv2d) else layer.weight
-        expected = 1.0 if layer is model.fc_norm else CENTERING_GAIN  # on one position lambda is 0
+    starts = (
+        (model.stem[0], CENTERING_GAIN),
+        (model.up, math.sqrt(2) * CENTERING_GAIN),  # He's factor for the ReLU behind it
+        (model.fc_norm, 1.0),  # on one position lambda is 0
+    )
+    for layer, expected in starts:
+        assert isinstance(layer, (AGCConv2d, AGCConvTranspose2d, AGC1d))
+        gain = layer.weight if isinstance(layer, AGC1d) else layer.gain
         torch.testing.assert_close(gain, torch.full_like(gain, expected))
         assert not layer.bias.any()
     assert not model.fc_norm.mean_scale.any()  # maps of one position
@@ -376,6 +380,6 @@ def test_rounding_errors_of_constant_features_are_not_scaled() -> None:
     )
     x = torch.randn(4, 3, 16, 16)
     with pytest.warns(UserWarning, match="global average pooling"):
-        _, report = to_agc(model, example=x, report=True)
+        _, report = to_agc(model, example=x, lam=1.0, report=True)
     assert report.corrected == ()
     assert model(x).abs().max() < 1e-5

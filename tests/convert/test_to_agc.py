@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv2d, to_agc
+from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv2d, fold, to_agc
 from deepcontrol.nn import saved_bytes
 from tests.convert.networks import (
     INPUTS,
@@ -53,7 +53,7 @@ def test_trains_at_batch_one(make: Callable[[], nn.Module]) -> None:
     assert not missing
     for module in model.modules():
         if isinstance(module, (AGC2d, AGCConv2d)):
-            assert set(module.mean_scale.tolist()) <= {0.0, 1.0}
+            assert set(module.mean_scale.tolist()) <= {0.0, 0.5, 1.0}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_trains_at_batch_one(make: Callable[[], nn.Module]) -> None:
             {
                 "down1.0": "AGCConv2d relu",
                 "down2.0": "AGCConv2d relu",
-                "up_norm": "AGC2d",  # after a transposed convolution
+                "up": "AGCConvTranspose2d none",  # a function follows, not a module
                 "last.0.0": "AGCConv2d relu",
             },
         ),
@@ -173,13 +173,13 @@ def test_single_position_maps_start_at_lambda_0() -> None:
     x = torch.randn(1, 3, 9, 9)
     model, report = to_agc(SqueezeExcite(), example=x, report=True)
     assert not model.squeeze[1].mean_scale.any()
-    assert model.stem[0].mean_scale.eq(1).all()
+    assert model.stem[0].mean_scale.eq(0.5).all()
     assert [("lambda 0: maps of one position" in c.why) for c in report] == [False, True]
     model(x).sum().backward()  # AGC layers would warn about lambda 1 on 1x1 maps
     assert model.squeeze[1].weight.grad.any()
 
     without_example = to_agc(SqueezeExcite())
-    assert without_example.squeeze[1].mean_scale.eq(1).all()
+    assert without_example.squeeze[1].mean_scale.eq(0.5).all()
 
     features = to_agc(Signal())[6]  # after a linear layer: known without an example
     assert not features.mean_scale.any()
@@ -245,24 +245,26 @@ def test_global_average_pooling_behind_the_norm_warns() -> None:
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Identity(), nn.AdaptiveAvgPool2d(1)
     )
     with pytest.warns(UserWarning, match="1 is followed by global average pooling") as caught:
-        _, report = to_agc(copy.deepcopy(model), report=True)
+        _, report = to_agc(copy.deepcopy(model), lam=1.0, report=True)
     assert "hazard: global average pooling follows" in str(report)
     assert caught[0].filename == __file__  # the warning points at the caller
     _, report = to_agc(copy.deepcopy(model), init="bn", report=True)  # lambda is 0
     assert "hazard" not in str(report)
-    _, report = to_agc(nn.Sequential(*row(3, 8), nn.AdaptiveAvgPool2d(1)), report=True)
+    row_and_pool = nn.Sequential(*row(3, 8), nn.AdaptiveAvgPool2d(1))
+    _, report = to_agc(row_and_pool, lam=1.0, report=True)
     assert "hazard" not in str(report)  # a ReLU is in between
 
 
 def test_report_prints_as_a_table() -> None:
     _, report = to_agc(UNet(), report=True)
+    why, transposed = "fused with its convolution and ReLU", "fused with its transposed convolution"
     assert str(report).splitlines() == [
-        "layer     was          became                        why",
-        "down1.1   BatchNorm2d  AGCConv2d at down1.0 (relu)   fused with its convolution and ReLU",
-        "down2.1   BatchNorm2d  AGCConv2d at down2.0 (relu)   fused with its convolution and ReLU",
-        "up_norm   BatchNorm2d  AGC2d                         ConvTranspose2d feeds it",
-        "last.0.1  BatchNorm2d  AGCConv2d at last.0.0 (relu)  fused with its convolution and ReLU",
-        "3 fused, 1 replaced, 0 skipped",
+        "layer     was          became                           why",
+        f"down1.1   BatchNorm2d  AGCConv2d at down1.0 (relu)      {why}",
+        f"down2.1   BatchNorm2d  AGCConv2d at down2.0 (relu)      {why}",
+        f"up_norm   BatchNorm2d  AGCConvTranspose2d at up (none)  {transposed}",
+        f"last.0.1  BatchNorm2d  AGCConv2d at last.0.0 (relu)     {why}",
+        "4 fused, 0 replaced, 0 skipped",
         "not verified: no example, so branches that torch.fx does not see; pass example=",
         "12 new parameters: create the optimizer after the conversion",
     ]
@@ -385,14 +387,19 @@ def test_sync_batchnorm_dimensions() -> None:
 
 def test_report_has_the_bytes_that_layers_save() -> None:
     x = torch.randn(2, 3, 16, 16)
-    model, report = to_agc(UNet(), example=x, report=True)
-    saved = {change.name: change.saved_bytes for change in report}
     means = 2 * 8 * 4  # of 8 channels in fp32
-    assert saved["down1.1"] == means
-    assert saved["up_norm"] == 2 * 8 * 16 * 16 * 4 + means  # its input
+    _, report = to_agc(UNet(), example=x, report=True)
+    assert {c.name: c.saved_bytes for c in report if "1.1" in c.name or c.name == "up_norm"} == {
+        "down1.1": means,
+        "up_norm": means,
+    }
+    model, report = to_agc(SharedHead(), example=x, report=True)
+    saved = {change.name: change.saved_bytes for change in report}
+    assert saved["stem.1"] == means
+    assert saved["norms.0"] == 2 * 8 * 16 * 16 * 4 + means  # its input
     assert report.saved_bytes == saved_bytes(model, x)
     assert "16.1 KiB" in str(report).splitlines()[3]
-    assert ", 16.1 KiB of it by unfused AGC layers" in str(report)
+    assert ", 20.1 KiB of it by unfused AGC layers" in str(report)
 
 
 def test_bytes_are_missing_if_the_example_does_not_run_in_training_mode() -> None:
@@ -406,3 +413,98 @@ def test_bytes_are_missing_if_the_example_does_not_run_in_training_mode() -> Non
     assert report.saved_bytes is None
     assert report.changes[0].saved_bytes is None
     assert "saves" not in str(report)
+
+
+class Decoder(nn.Module):
+    """Transposed convolutions with BatchNorm: grouped, with an activation, with an output size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = row(3, 8, stride=2)
+        self.up1 = nn.Sequential(
+            nn.ConvTranspose2d(8, 6, 4, 2, 1, groups=2), nn.BatchNorm2d(6), nn.ReLU()
+        )
+        self.up2 = nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, bias=False)
+        self.norm2, self.act2 = nn.BatchNorm2d(4), nn.SiLU()
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up1(self.down(x))
+        size = [2 * x.shape[2], 2 * x.shape[3]]
+        return self.head(self.act2(self.norm2(self.up2(x, output_size=size))))
+
+
+@pytest.mark.parametrize("with_example", [True, False])
+def test_transposed_convolutions_are_fused(with_example: bool) -> None:
+    x = torch.randn(2, 3, 10, 10, dtype=torch.float64)
+    model = trained(Decoder()).double().eval()
+    expected, filters = model(x), model.up2.weight
+    before = saved_bytes(copy.deepcopy(model).train(), x)
+    example = x if with_example else None
+    model, report = to_agc(model, init="bn", example=example, report=True)
+    assert agc_layers(model) == {
+        "down.0": "AGCConv2d relu",
+        "up1.0": "AGCConvTranspose2d relu",
+        "up2": "AGCConvTranspose2d silu",
+    }
+    assert report.count("fused") == 3
+    assert (report.unverified is None) == with_example
+    torch.testing.assert_close(model(x), expected, rtol=1e-9, atol=1e-9)
+    assert model.up2.weight is filters
+    assert saved_bytes(model, x) < 0.8 * before
+    torch.testing.assert_close(fold(model)(x), expected, rtol=1e-9, atol=1e-9)
+
+    scratch = to_agc(Decoder(), example=x.float())
+    assert scratch.up1[0].weight_standardization
+    scratch(x.float()).square().mean().backward()
+    assert all(p.grad is not None for p in scratch.parameters())
+
+
+def consumer_ratios(model: nn.Module) -> dict[str, float]:
+    neurons = {name: m for name, m in model.named_modules() if isinstance(m, AGCConv2d)}
+    return {name: m.consumer_ratio for name, m in neurons.items() if m.consumer_ratio}
+
+
+def test_neurons_before_a_3x3_neuron_store_map_sums() -> None:
+    """As in VGG and in the blocks of a U-Net; a pooling or other geometry comes in between."""
+    vgg = nn.Sequential(*row(3, 8), *row(8, 16), nn.MaxPool2d(2), *row(16, 16), *row(16, 4))
+    assert consumer_ratios(to_agc(vgg)) == {"0": 2.0, "7": 0.25}
+    strided = nn.Sequential(*row(3, 8), *row(8, 8, stride=2), *row(8, 8, groups=2), *row(8, 8))
+    assert consumer_ratios(to_agc(strided)) == {"6": 1.0}
+    assert consumer_ratios(to_agc(UNet())) == {}  # down1 also feeds the skip connection
+    silu = nn.Sequential(*row(3, 8)[:2], nn.SiLU(), *row(8, 8))
+    assert consumer_ratios(to_agc(silu)) == {}  # the backward needs its map: it runs unfused
+    residual = to_agc(Residual(), example=torch.randn(1, 3, 32, 32))
+    assert consumer_ratios(residual) == {}  # the blocks call their ReLU in place, between the two
+
+
+def test_map_sums_in_a_model_that_is_converted_twice() -> None:
+    model = nn.Sequential(*row(3, 8), *row(8, 16), *row(16, 8))
+    to_agc(model, where=["1", "7"])
+    assert consumer_ratios(model) == {}
+    to_agc(model, init="paper")
+    assert consumer_ratios(model) == {"0": 2.0, "3": 0.5}
+    assert consumer_ratios(copy.deepcopy(model)) == {"0": 2.0, "3": 0.5}
+    assert len(list(fold(model).parameters())) == 9
+
+
+@pytest.mark.gpu
+def test_map_sums_do_not_change_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepcontrol.ops import gain_conv
+
+    monkeypatch.setattr(gain_conv, "MIN_ELEMENTS", 1)
+    found = []
+
+    def stored_map_sums(x: Tensor) -> Tensor | None:
+        found.append(gain_conv.stored_map_sums(x))
+        return found[-1]
+
+    monkeypatch.setattr("deepcontrol.nn.conv.stored_map_sums", stored_map_sums)
+    model = to_agc(nn.Sequential(*row(3, 64), *row(64, 64), *row(64, 64))).cuda().bfloat16()
+    x = torch.randn(2, 3, 64, 64, device="cuda", dtype=torch.bfloat16)
+    y = model(x)
+    assert [sums is not None for sums in found] == [False, True, True]
+    monkeypatch.undo()
+    for m in model:
+        m.consumer_ratio = 0.0
+    torch.testing.assert_close(model(x), y, rtol=2e-2, atol=2e-2)

@@ -7,7 +7,17 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils import prune
 
-from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, AGCLinear, fold
+from deepcontrol import (
+    AGC1d,
+    AGC2d,
+    AGC3d,
+    AGCConv1d,
+    AGCConv2d,
+    AGCConv3d,
+    AGCConvTranspose2d,
+    AGCLinear,
+    fold,
+)
 from deepcontrol.convert import calibrate
 from deepcontrol.nn import AGCConvPool2d
 
@@ -19,6 +29,7 @@ LAYERS_AND_SHAPES = [
     (AGCConv2d(4, 5, 3, padding=1, padding_mode="reflect"), (2, 4, 9, 7)),
     (AGCConv2d(4, 5, 3, stride=2, activation="silu"), (4, 9, 7)),  # without a batch
     (AGCConv3d(4, 5, 3, groups=1), (1, 4, 3, 9, 7)),
+    (AGCConvTranspose2d(4, 5, 2, stride=2), (2, 4, 9, 7)),
     (AGCLinear(4, 5), (2, 4)),
 ]
 

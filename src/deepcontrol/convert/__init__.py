@@ -2,7 +2,7 @@
 
 from .calibrate import calibrate, reestimate_statistics
 from .fold import fold
-from .report import Change, Report
+from .plan import Change, Report
 from .signal_flags import SignalFlag
 from .signal_report import LayerSignal, SignalReport, signal_report
 from .to_agc import to_agc

@@ -10,10 +10,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..nn.agc import _AGC
 from ..ops.layout import map_mean
-from .dataflow import accepts_keywords
+from .dry_run import accepts_keywords
 from .fold import _FoldedConv, fold, plain_conv
-from .plan import parameters_of
-from .replace import replace_modules
+from .replace import parameters_of, replace_modules
 
 
 def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
@@ -115,11 +114,11 @@ class _Average:
         self.total: Tensor | None = None
         self.samples = 0
 
-    def add(
-        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
-    ) -> None:
-        x = args[0] if args else kwargs["input"]
-        means = module.means(x) if isinstance(module, _FoldedConv) else map_mean(x)
+    def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if isinstance(module, _FoldedConv):
+            means = module.means(*args, **kwargs)
+        else:
+            means = map_mean(args[0] if args else kwargs["input"])
         total = means.double().sum(0)
         self.total = total if self.total is None else self.total + total
         self.samples += len(means)

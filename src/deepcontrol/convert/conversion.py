@@ -1,6 +1,5 @@
 """Carry out the conversion of a model: plan, verify, choose initial parameters, build layers."""
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..nn.agc import _AGC
-from ..nn.conv import _AGCConv
-from ..nn.init import he_filter_norm, he_init_, set_filters_
-from .constant import NEAR_ONE, constant_features
+from ..nn.conv import STANDARDIZED_START, _AGCConv
+from ..nn.init import CENTERING_GAIN, he_filter_norm, he_init_, set_filters_
 from .dataflow import has_hooks, trace_dataflow
 from .norms import (
     NormKind,
@@ -29,6 +27,7 @@ from .norms import (
 )
 from .plan import (
     Built,
+    Change,
     Level,
     Site,
     build,
@@ -37,18 +36,20 @@ from .plan import (
     scalable_source,
     scale_filters_,
 )
-from .report import Change
+from .replace import set_consumer_
 from .residual import NORMS, Additions, find_additions
 from .start import (
+    NEAR_ONE,
     AGCParameters,
     batchnorm_parameters,
     centering_gain,
+    constant_features,
     has_zero_gamma,
     inverse_sigma,
     is_computed,
     untrained_parameters,
 )
-from .verify import Trial, settle
+from .verify import Trial, back_out
 
 Lam = float | Callable[[str], float | None]
 
@@ -57,7 +58,7 @@ class Conversion:
     """Plan the conversion of a model: fill `replacements` without changing the model.
 
     Args:
-        model: The model, with BatchNorms in the place of other norms (stand_ins.py).
+        model: The model, with BatchNorms in the place of other norms (norms.stand_ins).
         where, init, example, lam: As in to_agc.
         kinds: The kinds of norms to convert.
         originals: The norm for each stand-in.
@@ -170,7 +171,7 @@ class Conversion:
             if site.norm in self.flow.read:
                 site.lower(Level.SKIPPED, "other code reads its running statistics")
         if self.trial is not None:
-            settle(self.trial, list(sites.values()))
+            back_out(self.trial, list(sites.values()))
         return sites
 
     def _keep_observed(self, site: Site) -> None:
@@ -234,13 +235,13 @@ class Conversion:
         bias = None if from_scratch else conv.bias  # "scratch" sets it to 0
         if bias is not None and conv in self.filter_scales:
             bias = bias * self.filter_scales[conv]
-        built = build(site, parameters, conv_bias=bias, weight_norm=from_scratch)
+        built = build(site, parameters, conv_bias=bias, standardize=from_scratch)
         neuron, found = built.layer, self.additions
         assert isinstance(neuron, _AGCConv)
         linear = site.norm in found.linear and not built.trailing
         if from_scratch and site.norm not in found.gains and not linear:
             # An activation that is not part of the neuron follows: He's factor of 2 for it.
-            neuron.gain.mul_(math.sqrt(2) / he_filter_norm(neuron))
+            neuron.gain.mul_(he_filter_norm(conv) / he_filter_norm(neuron))
         became = f"{type(neuron).__name__} at {self.names[conv]} ({built.activation})"
         return built, became, f"fused with its {' and '.join(built.parts)}"
 
@@ -253,7 +254,15 @@ class Conversion:
             return float(own)
         if self._single_position(site.norm):
             return 0.0
-        return 1.0 if self.lam is None or callable(self.lam) else float(self.lam)
+        if self.lam is not None and not callable(self.lam):
+            return float(self.lam)
+        return STANDARDIZED_START if self._centers_filters(site) else 1.0
+
+    def _centers_filters(self, site: Site) -> bool:
+        """Return whether the layer of a site subtracts the mean of its filters' weights."""
+        if self.init != "scratch" or site.level >= Level.REPLACED or isinstance(site.match, str):
+            return False
+        return site.match.conv.in_channels > site.match.conv.groups  # not if they are depthwise
 
     def _find_pooled(self) -> set[nn.Module]:
         """Return the norms that only constant features would be computed from."""
@@ -261,9 +270,11 @@ class Conversion:
         if not centered:
             return set()
         if self.trial is not None and self.trial.can_compare:
-            measured = constant_features(self.trial, list(self.sites.values()), self.lambdas)
+            sites = [s for s in self.sites.values() if s.level != Level.SKIPPED]
+            copied, layers = self.trial.convert_copy(sites, lam=self.lambdas)
+            measured = constant_features(copied, layers, self.lambdas, self.trial.example)
             if measured is not None:
-                return {site.norm for site in measured}
+                return measured
         # A trailing activation lies between the norm and the pooling.
         return {
             site.norm
@@ -287,7 +298,9 @@ class Conversion:
             return self._continue(site), notes
         if norm in self.pooled:
             notes.append("hazard: global average pooling follows")
-        gamma = centering_gain(lam) if self.init == "scratch" else 1.0
+        gamma = 1.0
+        if self.init == "scratch":  # filters of mean 0 do not pass the mean of the ReLUs either
+            gamma = CENTERING_GAIN if self._centers_filters(site) else centering_gain(lam)
         if norm in self.additions.gains:
             end = self.additions.gains[norm]
             gamma *= end.gain
@@ -333,6 +346,23 @@ class Conversion:
                         untied.append(f"{self.names[norm]}.{name}")
         return untied
 
+    def set_consumers(self) -> None:
+        """Tell each neuron whose output goes to one other neuron about its consumer."""
+        neurons: dict[nn.Module, _AGCConv] = {m: m for m in self.names if isinstance(m, _AGCConv)}
+        last = dict(neurons)  # by the module that returned the output
+        for norm, layer in self.layers.items():
+            match = self.sites[norm].match
+            if isinstance(layer, _AGCConv) and not isinstance(match, str):
+                neurons[match.conv] = layer
+                fused = self.sites[norm].level == Level.WITH_ACTIVATION
+                after = match.activation_module if fused else None
+                last[norm if after is None else after] = layer
+        for module, neuron in last.items():
+            consumer = self.flow.sole_consumer(module)
+            trailing = isinstance(self.replacements.get(module), nn.Sequential)
+            if consumer in neurons and not trailing:
+                set_consumer_(neuron, neurons[consumer])
+
     def unregistered(self) -> list[Change]:
         """Return an entry for each BatchNorm that is called without being a submodule."""
         why = "called, but not registered as a submodule"
@@ -355,7 +385,7 @@ class Conversion:
         return tuple(name for name, norm in self.norms.items() if norm in self.pooled)
 
     def unverified(self) -> str | None:
-        """Return what was not verified, why, and what it costs; None if everything was."""
+        """Return the unverified part, the reason and its cost; None if all was verified."""
         if self.trial is not None:
             return self.trial.unverified
         waiting = sum("pass example=" in str(site.match) for site in self.sites.values())

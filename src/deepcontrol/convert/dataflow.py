@@ -5,8 +5,8 @@ omitted, given, and given one at a time. If the code branches on its input (on i
 it), both branches are traced. If torch.fx cannot trace a model as a whole, each of its children is
 traced separately, and an nn.Sequential that cannot be traced calls its children in order.
 
-The model itself is neither traced nor run: a copy is. Tracing has limits of its own (a Proxy is no
-Tensor, and code can notice), so the result is verified on an example: see verify.py.
+The model itself is neither traced nor run: a copy is. Tracing has limits (a Proxy is no Tensor,
+and code can notice), so the result is verified on an example: see verify.py.
 
 Code that could not be traced may also call a module inside of a traced part. Such modules are
 unconfirmed until an example input shows that they are called only from within their part. All
@@ -27,10 +27,9 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.utils.hooks import RemovableHandle
 
 from ..nn import AGC1d, AGC2d, AGC3d, AGCLinear
-from .copies import Copied, copy_model, preserved_random_state
+from .dry_run import copy_model, preserved_random_state, run_example
 
 _LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
 _AVERAGE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -101,28 +100,6 @@ def trace_dataflow(model: nn.Module, targets: Iterable[nn.Module], example: Any 
     if in_parts and example is not None:
         flow.unconfirmed -= _called_only_inside(model, in_parts, example)
     return flow
-
-
-def example_arguments(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that an example stands for.
-
-    A list is one input, as detection models take it. A dict is one input if forward does not accept
-    its keys as keyword arguments.
-    """
-    if isinstance(example, tuple):
-        return example, {}
-    if isinstance(example, dict) and accepts_keywords(model, example):
-        return (), example
-    return (example,), {}
-
-
-def accepts_keywords(model: nn.Module, keywords: Mapping[str, Any]) -> bool:
-    """Return whether forward accepts these keyword arguments."""
-    try:
-        inspect.signature(model.forward).bind(**keywords)
-    except TypeError:
-        return False
-    return True
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -296,7 +273,7 @@ def _endpoint(node: fx.Node, root: nn.Module) -> Endpoint:
 
 
 def _is_identity(node: fx.Node, root: nn.Module) -> bool:
-    """Return whether a node is an nn.Identity that nobody observes."""
+    """Return whether a node is an nn.Identity without hooks."""
     if node.op != "call_module":
         return False
     module = root.get_submodule(str(node.target))
@@ -355,18 +332,3 @@ def _called_only_inside(
         hooks.append(copied.modules[part].register_forward_hook(leave, always_call=True))
     run_example(copied, example, hooks)
     return inside - outside
-
-
-def run_example(copied: Copied, example: Any, hooks: Iterable[RemovableHandle]) -> Any:
-    """Run a copy of a model in eval mode without gradients; then remove the hooks.
-
-    Returns:
-        The output of the model.
-    """
-    args, kwargs = example_arguments(copied.model, example)
-    try:
-        with torch.no_grad(), copied.isolated():
-            return copied.model.eval()(*args, **kwargs)
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -7,8 +7,9 @@ The mean m follows from sums over the input x, so it is known before the convolu
     m[o] = sum over c, k of V[o, c, k] S[c, k] / P
 
 P is the number of output positions, and S[c, k] is the sum of x over the window that kernel tap k
-covers. Nothing passes over the output of the convolution: at batch 1, beta - lambda * m is the
-convolution's own bias.
+covers; for a transposed convolution, over the positions that tap k carries into the output. Nothing
+passes over the output of the convolution: at batch 1, beta - lambda * m is the convolution's own
+bias.
 """
 
 import math
@@ -17,29 +18,43 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor, addcmul, nn
-from torch.nn.functional import conv1d, conv2d, conv3d
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.functional import (
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
+from ..nn import (
+    AGCConv1d,
+    AGCConv2d,
+    AGCConv3d,
+    AGCConvPool2d,
+    AGCConvTranspose1d,
+    AGCConvTranspose2d,
+    AGCConvTranspose3d,
+    AGCLinear,
+)
 from ..nn.agc import _AGC
 from ..nn.conv import FlexiblePadding, _AGCConv, check_input, padded, same_padding
+from ..nn.conv_transpose import padding_of_output
 from ..nn.layer import BatchNormFusionGuard, FxLeaf
 from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps
-from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters
-from .copies import copy_model
+from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters, swap_channels
 from .dataflow import has_hooks, trace_dataflow
-from .plan import (
-    conv_options,
-    make_agc_conv,
-    match_conv_norm_act,
-    parameters_of,
-)
-from .replace import replace_modules
+from .dry_run import copy_model
+from .plan import match_conv_norm_act
+from .replace import conv_options, make_agc_conv, parameters_of, replace_modules
 
-_CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}  # autocast does not support torch.convolution
+# autocast does not support torch.convolution
+_CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
+_TRANSPOSED = {1: conv_transpose1d, 2: conv_transpose2d, 3: conv_transpose3d}
 
 # Borders up to this width are sliced off. Wider ones (large dilations) are masked, because a slice
 # would make torch.export require maps that are larger than the border.
@@ -51,10 +66,11 @@ def fold(model: nn.Module) -> nn.Module:
 
         y = act( conv(x, gamma W) + beta - lambda * mean )
 
-    Every AGCConv becomes a convolution with gamma in its filters and beta - lambda * mean as its
-    bias. The mean of the convolution's output is computed from its input, exactly for any stride,
-    dilation, groups and padding, so nothing passes over the output. At batch 1 the bias is the
-    convolution's own; larger batches have one bias per sample, which is added to the output.
+    Every AGCConv and AGCConvTranspose becomes a convolution with gamma in its filters and
+    beta - lambda * mean as its bias. The mean of the convolution's output is computed from its
+    input, exactly for any stride, dilation, groups and padding, so nothing passes over the output.
+    At batch 1 the bias is the convolution's own; larger batches have one bias per sample, which is
+    added to the output.
 
     A convolution and the AGC1d/2d/3d that it feeds are folded in the same way. AGC layers in other
     places stay, AGCLinear becomes nn.Linear, and an AGCConv with lambda = 0 becomes a plain
@@ -138,9 +154,11 @@ class _FoldedConv(FxLeaf, BatchNormFusionGuard, FlexiblePadding, _ConvNd):
 
     def __init__(self, neuron: _AGCConv) -> None:
         super().__init__(**conv_options(neuron), device="meta")
-        weight = neuron.weight
+        weight, groups = neuron.weight, neuron.groups
+        transposed = isinstance(neuron, _ConvTransposeNd)
+        weight = swap_channels(weight, groups) if transposed else weight
         filters = scaled_filters(weight, neuron.gain, weight.dtype, neuron.filter_norm)
-        self.weight = _constant(filters)
+        self.weight = _constant(swap_channels(filters, groups) if transposed else filters)
         self.bias = _constant(neuron.bias.clone())
         self.mean_scale = _constant(neuron.mean_scale.clone())
         self.activation = neuron.activation
@@ -220,11 +238,60 @@ class FoldedConvPool2d(FoldedConv2d):
         return "its pooling lies between the two"
 
 
+class _FoldedConvTranspose(_FoldedConv, _ConvTransposeNd):
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        check_input(self, input)
+        dims = len(self.stride)
+        if input.dim() == dims + 1:
+            size = None if output_size is None else output_size[-dims:]
+            return self.forward(input.unsqueeze(0), size).squeeze(0)
+        extra = padding_of_output(self, input, output_size)
+        mean = self._transposed_means(input, extra)
+        bias = addcmul(self.bias, self.mean_scale, mean, value=-1).to(self.weight.dtype)
+        run, padding, weight = _TRANSPOSED[dims], self.padding, self.weight
+        if input.shape[0] == 1:
+            y = run(input, weight, bias.flatten(), self.stride, padding, extra, self.groups,
+                    self.dilation)  # fmt: skip
+        else:
+            y = run(input, weight, None, self.stride, padding, extra, self.groups, self.dilation)
+            y.add_(over_maps(bias, y))
+        return get_activation(self.activation).apply_(y)
+
+    def _transposed_means(self, x: Tensor, output_padding: Sequence[int]) -> Tensor:
+        """Compute the mean of each map of conv_transpose(x, V), (N, C)."""
+        window = transposed_window_means(
+            x, self.kernel_size, self.stride, self.padding, output_padding, self.dilation
+        ).to(self.weight.dtype)
+        ones, zeros = (1,) * len(self.stride), (0,) * len(self.stride)
+        filters = swap_channels(self.weight, self.groups)
+        return conv(window, filters, ones, zeros, ones, self.groups).flatten(1)
+
+    def means(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        batch = input if input.dim() == self.weight.dim() else input.unsqueeze(0)
+        size = None if output_size is None else output_size[-len(self.stride) :]
+        return self._transposed_means(batch, padding_of_output(self, batch, size))
+
+
+class FoldedConvTranspose1d(_FoldedConvTranspose, nn.ConvTranspose1d):
+    """AGCConvTranspose1d for inference: see FoldedConv2d."""
+
+
+class FoldedConvTranspose2d(_FoldedConvTranspose, nn.ConvTranspose2d):
+    """AGCConvTranspose2d for inference: see FoldedConv2d."""
+
+
+class FoldedConvTranspose3d(_FoldedConvTranspose, nn.ConvTranspose3d):
+    """AGCConvTranspose3d for inference: see FoldedConv2d."""
+
+
 _FOLDED: dict[type[_AGCConv], type[_FoldedConv]] = {
     AGCConv1d: FoldedConv1d,
     AGCConv2d: FoldedConv2d,
     AGCConv3d: FoldedConv3d,
     AGCConvPool2d: FoldedConvPool2d,
+    AGCConvTranspose1d: FoldedConvTranspose1d,
+    AGCConvTranspose2d: FoldedConvTranspose2d,
+    AGCConvTranspose3d: FoldedConvTranspose3d,
 }
 
 
@@ -244,7 +311,8 @@ def _fold_conv(neuron: _AGCConv) -> nn.Module:
 
 def plain_conv(layer: _FoldedConv, bias: Tensor) -> nn.Module:
     """Return torch's convolution with a constant bias (C,), then the activation."""
-    convolution = getattr(nn, f"Conv{layer.weight.dim() - 2}d")
+    transposed = isinstance(layer, _ConvTransposeNd)
+    convolution = getattr(nn, f"Conv{'Transpose' * transposed}{layer.weight.dim() - 2}d")
     options = conv_options(layer)
     pad: list[nn.Module] = []
     if layer.has_own_padding:
@@ -254,7 +322,16 @@ def plain_conv(layer: _FoldedConv, bias: Tensor) -> nn.Module:
     layers = [*pad, plain, *_activation_layers(layer.activation)]
     if isinstance(layer, FoldedConvPool2d):
         layers.append(_MaxPool2x2())
-    return _sequential(layers)
+    return _WithOutputSize(*layers) if transposed and len(layers) > 1 else _sequential(layers)
+
+
+class _WithOutputSize(nn.Sequential):
+    """A transposed convolution and an activation, called as the convolution is."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        conv, activation = self
+        y: Tensor = activation(conv(input, output_size))
+        return y
 
 
 class _Pad(FxLeaf, nn.Module):
@@ -341,6 +418,40 @@ def window_means(
     return x / math.prod(count)
 
 
+def transposed_window_means(
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Compute S / P for a transposed convolution; see window_means.
+
+    Tap k carries position i of x to i * stride - padding + k * dilation. S leaves out the positions
+    at the borders of x that a tap carries beyond the output.
+    """
+    count: list[int] = []
+    for i, geometry in enumerate(
+        zip(kernel_size, stride, padding, output_padding, dilation, strict=True)
+    ):
+        kernel, step, cut, extra, spacing = geometry
+        reach = spacing * (kernel - 1)
+        count.append((x.shape[2 + i] - 1) * step - 2 * cut + reach + extra + 1)
+        before = [cut - tap * spacing for tap in range(kernel)]
+        after = [cut - extra - reach + tap * spacing for tap in range(kernel)]
+        heads, tails = ([max(0, -(-a // step)) for a in each] for each in (before, after))
+        both = any(head and tail for head, tail in zip(heads, tails, strict=True))
+        if not both and max(heads + tails) <= _MAX_SLICED_BORDER:
+            x = _sums_without_borders(x, 2 + i, heads, tails)
+        else:
+            position = torch.arange(x.shape[2 + i], device=x.device)
+            first = torch.tensor(heads, device=x.device).unsqueeze(1)
+            last = x.shape[2 + i] - torch.tensor(tails, device=x.device).unsqueeze(1)
+            x = _matrix_sums(x, 2 + i, (position >= first) & (position < last))
+    return x / math.prod(count)
+
+
 def _sums_without_borders(x: Tensor, dim: int, heads: list[int], tails: list[int]) -> Tensor:
     """Sum over dim without the first `head` and last `tail` positions, for each kernel tap."""
     dtype = accumulate_dtype(x.dtype)
@@ -360,11 +471,14 @@ def _sums_without_borders(x: Tensor, dim: int, heads: list[int], tails: list[int
 def _masked_sums(x: Tensor, dim: int, geometry: tuple[int, ...], fits: int) -> Tensor:
     """Sum over dim the positions that each kernel tap covers, by a product with a 0/1 mask."""
     kernel, step, zeros, spacing = geometry
-    dtype = accumulate_dtype(x.dtype)
     position = torch.arange(x.shape[dim], device=x.device)
     first = torch.arange(kernel, device=x.device).unsqueeze(1) * spacing - zeros
     offset = position - first  # from the first position of the tap, (kernel, positions)
-    seen = (offset >= 0) & (offset < fits * step) & (offset % step == 0)
-    rest = x.shape[dim + 1 :]
+    return _matrix_sums(x, dim, (offset >= 0) & (offset < fits * step) & (offset % step == 0))
+
+
+def _matrix_sums(x: Tensor, dim: int, seen: Tensor) -> Tensor:
+    """Sum over dim by a product with a mask (kernel taps, positions)."""
+    dtype, rest = accumulate_dtype(x.dtype), x.shape[dim + 1 :]
     flat = x.to(dtype).reshape(*x.shape[: dim + 1], math.prod(rest))
-    return torch.matmul(seen.to(dtype), flat).reshape(*x.shape[:dim], kernel, *rest)
+    return torch.matmul(seen.to(dtype), flat).reshape(*x.shape[:dim], len(seen), *rest)

@@ -1,28 +1,28 @@
-"""Plan the conversion of each norm: match it with its neighbors, and build the new layers."""
+"""The plan of a conversion, norm by norm, and the report of it.
+
+A Site is a norm with the convolution and the activation around it. `build` makes its new layers.
+The Report lists the conversion of every norm.
+"""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from ..nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
-from ..nn.agc import _AGC
-from ..nn.conv import _AGCConv
 from ..ops.activation import ActivationName, name_of_module
 from ..ops.layout import accumulate_dtype
-from ..ops.reference import norm_scale, square_norm
+from ..ops.reference import norm_scale
 from .dataflow import Dataflow, has_hooks
-from .padding import known_padding
+from .replace import known_padding, make_agc_conv, make_agc_layer
 from .start import AGCParameters
 
-_AGC_CONVS: dict[int, type[_AGCConv]] = {1: AGCConv1d, 2: AGCConv2d, 3: AGCConv3d}
-_AGC_LAYERS: dict[int, type[_AGC]] = {1: AGC1d, 2: AGC2d, 3: AGC3d}
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 HE_NORM = math.sqrt(2.0)  # of a filter before a ReLU, as it is initialized
@@ -103,7 +103,7 @@ def he_scale(layer: _ConvNd | nn.Linear) -> Tensor:
     """
     weight = layer.weight.transpose(0, 1) if isinstance(layer, _TRANSPOSED) else layer.weight
     weight = weight.to(accumulate_dtype(weight.dtype))
-    return norm_scale(square_norm(weight, HE_NORM), HE_NORM)
+    return norm_scale(weight, HE_NORM)
 
 
 @torch.no_grad()
@@ -122,7 +122,7 @@ def _unsupported(conv: nn.Module) -> str | None:
     kind = type(conv).__name__
     if isinstance(conv, nn.Linear):
         return f"{kind} feeds it, and AGCLinear would save copies of its weights"
-    if not isinstance(conv, _CONVOLUTIONS):
+    if not isinstance(conv, (*_CONVOLUTIONS, *_TRANSPOSED)):
         return f"{kind} feeds it"
     if hasattr(conv, "parametrizations"):
         return "the convolution is parametrized"
@@ -141,7 +141,7 @@ def _is_patched(module: nn.Module) -> bool:
 
 
 class Level(IntEnum):
-    """How far a BatchNorm is converted, from the most to the least."""
+    """Level of a conversion, from the most to the least that is fused."""
 
     WITH_ACTIVATION = 0  # one AGCConv with the convolution before and the activation after it
     WITH_CONVOLUTION = 1  # one AGCConv with the convolution before it
@@ -161,8 +161,8 @@ class Site:
         trailing: Layers inside of the BatchNorm that follow the normalization.
         source: The layer before it whose filters can be scaled, or None.
         dims: Spatial dimensions of its maps.
-        level: How far it is converted.
-        reason: Why it is converted less far than planned, or None.
+        level: Level of its conversion.
+        reason: Why the level is lower than planned, or None.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Site:
             self.level = Level.WITH_CONVOLUTION
 
     def lower(self, level: Level, reason: str) -> None:
-        """Convert it less far."""
+        """Lower the level, unless it is as low already."""
         if level > self.level:
             self.level, self.reason = level, reason
 
@@ -218,7 +218,7 @@ class Built:
     Attributes:
         layer: The AGC layer or AGCConv.
         activation: Name of the activation in an AGCConv.
-        parts: What an AGCConv was fused from.
+        parts: Names of the layers that an AGCConv was fused from.
         trailing: Layers that follow, from inside of the BatchNorm.
         replacements: The new module for each module that is replaced.
     """
@@ -235,7 +235,7 @@ def build(
     parameters: AGCParameters,
     *,
     conv_bias: Tensor | None = None,
-    weight_norm: bool = False,
+    standardize: bool = False,
     of: Callable[[nn.Module], nn.Module] = _same,
 ) -> Built:
     """Build the layers of a site.
@@ -244,7 +244,7 @@ def build(
         site: The plan; its level must not be SKIPPED.
         parameters: Parameters of the AGC layer.
         conv_bias: Bias of the convolution, which becomes part of beta.
-        weight_norm: Normalize the filters of an AGCConv.
+        standardize: Give an AGCConv weight_standardization.
         of: The module of a copy of the model for a module of the model.
     """
     norm, trailing = of(site.norm), [of(layer) for layer in site.trailing]
@@ -252,7 +252,8 @@ def build(
         layer: nn.Module = make_agc_layer(site.dims, parameters).train(norm.training)
         new = nn.Sequential(layer, *trailing) if trailing else layer
         return Built(layer, "none", [], trailing, {norm: new})
-    conv, activation, parts = of(site.match.conv), site.match.activation, ["convolution"]
+    conv, activation = of(site.match.conv), site.match.activation
+    parts = ["transposed convolution" if isinstance(conv, _TRANSPOSED) else "convolution"]
     assert isinstance(conv, _ConvNd)
     replacements: dict[nn.Module, nn.Module] = {}
     after = site.match.activation_module
@@ -264,61 +265,149 @@ def build(
     if len(trailing) == 1 and (own := name_of_module(trailing[0])) is not None:
         parts.append(f"built-in {type(trailing[0]).__name__}")
         activation, trailing = own, []
-    neuron = make_agc_conv(conv, parameters, activation, conv_bias, weight_norm=weight_norm)
+    neuron = make_agc_conv(conv, parameters, activation, conv_bias, standardize)
     neuron.train(norm.training)
     replacements[conv] = neuron
     replacements[norm] = nn.Sequential(*trailing) if trailing else nn.Identity()
     return Built(neuron, activation, parts, trailing, replacements)
 
 
-def make_agc_conv(
-    conv: _ConvNd,
-    parameters: AGCParameters,
-    activation: ActivationName,
-    conv_bias: Tensor | None,
-    weight_norm: bool = False,
-) -> _AGCConv:
-    """Build an AGCConv that shares the filters of a convolution.
+@dataclass(frozen=True)
+class Change:
+    """The conversion of one BatchNorm.
 
-    A bias b of the convolution is constant over each map, and AGC leaves gamma (1 - lambda) b of
-    it. That is added to beta.
+    Attributes:
+        name: Name of the BatchNorm in the model; empty if it is the model itself.
+        was: Class name before the conversion.
+        became: Class name after the conversion; for fused layers with the name of the convolution
+            and the activation.
+        kind: "fused" (into one AGCConv with its convolution), "replaced" (by AGC1d/2d/3d) or
+            "skipped" (unchanged).
+        why: Reason for the kind, and notes on the initialization.
+        saved_bytes: Bytes that only the AGC layer or neuron saves for the backward on the example,
+            besides the input of a convolution; None without an example. An AGC layer that is not
+            fused saves its input.
     """
-    agc_conv = _AGC_CONVS[conv.weight.dim() - 2]
-    options = conv_options(conv) | {"padding": known_padding(conv)}
-    # On meta, because all parameters are assigned below.
-    neuron = agc_conv(**options, activation=activation, weight_norm=weight_norm, device="meta")
-    bias = parameters.bias
-    if conv_bias is not None:
-        left = parameters.gain * (1 - parameters.mean_scale) * conv_bias.to(parameters.gain)
-        bias = nn.Parameter((bias + left).detach(), bias.requires_grad)
-    assert isinstance(conv.weight, nn.Parameter)
-    neuron.weight = conv.weight
-    neuron.bias, neuron.gain, neuron.mean_scale = bias, parameters.gain, parameters.mean_scale
-    return neuron
+
+    name: str
+    was: str
+    became: str
+    kind: Literal["fused", "replaced", "skipped"]
+    why: str
+    saved_bytes: int | None = None
 
 
-def make_agc_layer(dims: int, parameters: AGCParameters) -> _AGC:
-    """Build AGC1d, AGC2d or AGC3d with the given parameters."""
-    layer = _AGC_LAYERS[dims](len(parameters.gain), device="meta")
-    layer.weight, layer.bias = parameters.gain, parameters.bias
-    layer.mean_scale = parameters.mean_scale
-    return layer
+@dataclass(frozen=True)
+class Report:
+    """All changes to a model, in module order. Print it for a table.
+
+    Attributes:
+        changes: The conversion of every BatchNorm.
+        new_parameters: Names of the parameters that the conversion created. An optimizer created
+            before it does not have them.
+        scaled_layers: Names of the convolutions and linear layers that end a residual branch, or
+            another operand of a sum, without a norm after them, with the factor of their filters.
+        corrected: Names of the AGC layers that were scaled because their maps were too large or too
+            small on the example.
+        blocks: Number of residual additions found in the model; only init="scratch" looks for them.
+        missing: Why residual additions may be missing, or None.
+        constant: Names of the BatchNorms that start at a lambda near 1 and are followed by a mean
+            over the whole map, so that the features computed from it are the same for all inputs.
+        untied: Gammas and betas that were shared by several BatchNorms and no longer are.
+        unverified: The part that was not verified, and the reason; None if the example showed the
+            same values before and after in evaluation and in training mode.
+        difference: Only for init="bn" with an example: largest difference of the outputs before
+            and after, relative to the largest output.
+        disabled_fusers: Names of the methods that fold BatchNorms (fuse, reparameterize), which now
+            leave their module unchanged.
+        saved_bytes: Bytes that the whole model saves for the backward on the example, or None.
+    """
+
+    changes: tuple[Change, ...]
+    new_parameters: tuple[str, ...] = ()
+    scaled_layers: tuple[tuple[str, float], ...] = ()
+    corrected: tuple[str, ...] = ()
+    blocks: int = 0
+    missing: str | None = None
+    constant: tuple[str, ...] = ()
+    untied: tuple[str, ...] = ()
+    unverified: str | None = None
+    difference: float | None = None
+    saved_bytes: int | None = None
+    disabled_fusers: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def count(self, kind: Literal["fused", "replaced", "skipped"]) -> int:
+        """Return the number of BatchNorms that were fused, replaced or skipped."""
+        return Counter(change.kind for change in self.changes)[kind]
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("layer", "was", "became", "saves", "why")]
+        rows += [
+            (c.name or "(the model)", c.was, c.became, _size(c.saved_bytes), c.why)
+            for c in self.changes
+        ]
+        if self.saved_bytes is None:
+            rows = [(*row[:3], *row[4:]) for row in rows]
+        last = len(rows[0]) - 1
+        widths = [max(len(row[i]) for row in rows) for i in range(last)]
+        lines = [
+            "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[last]])
+            for row in rows
+        ]
+        total = ", ".join(f"{self.count(k)} {k}" for k in ("fused", "replaced", "skipped"))
+        return "\n".join([*(line.rstrip() for line in lines), total, *self._summary()])
+
+    def _summary(self) -> Iterator[str]:
+        if self.blocks:
+            yield f"{self.blocks} residual additions"
+        if self.scaled_layers:
+            layers = tuple(f"{name} by {gain:.2f}" for name, gain in self.scaled_layers)
+            some = _some(layers, "scaled_layers")
+            yield f"filters scaled at the end of summed branches: {some}"
+        if self.corrected:
+            yield f"{len(self.corrected)} layers scaled on the example (Report.corrected)"
+        if self.missing:
+            yield f"residual branches were not all found: {self.missing}"
+        if self.constant:
+            yield f"constant features until lambda changes: {_some(self.constant, 'constant')}"
+        if self.untied:
+            yield f"no longer tied: {_some(self.untied, 'untied')}"
+        if self.unverified:
+            yield f"not verified: {self.unverified}"
+        else:
+            yield "verified on the example in evaluation and training mode"
+        if self.difference is not None:
+            yield f"outputs on the example differ by {self.difference:.1e} of the largest"
+        if self.saved_bytes is not None:
+            replaced = sum(c.saved_bytes or 0 for c in self.changes if c.kind == "replaced")
+            total = _size(self.saved_bytes)
+            yield f"{total} saved for backward, {_size(replaced)} of it by unfused AGC layers"
+        if self.disabled_fusers:
+            methods = _some(self.disabled_fusers, "disabled_fusers")
+            yield f"disabled, because they fold BatchNorms: {methods}"
+        if self.new_parameters:
+            count = len(self.new_parameters)
+            yield f"{count} new parameters: create the optimizer after the conversion"
 
 
-def parameters_of(layer: _AGC) -> AGCParameters:
-    """Return the parameters of an AGC layer, with 1, 0 and 1 for missing ones."""
-    given = (layer.weight, layer.bias, layer.mean_scale)
-    defaults = (1.0, 0.0, 1.0)
-    like = next((a for a in given if a is not None), torch.empty(0))
-    return AGCParameters(
-        *(
-            nn.Parameter(like.new_full((layer.num_features,), default)) if a is None else a
-            for a, default in zip(given, defaults, strict=True)
-        )
-    )
+def _size(count: int | None) -> str:
+    """Return a number of bytes with its unit."""
+    if count is None:
+        return "-"
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
 
 
-def conv_options(conv: _ConvNd) -> dict[str, Any]:
-    """Return the constructor arguments for another convolution of the same geometry."""
-    names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation")
-    return {name: getattr(conv, name) for name in (*names, "groups", "padding_mode")}
+def _some(names: tuple[str, ...], attribute: str) -> str:
+    """Return the first names, and how many follow."""
+    if len(names) <= 4:
+        return ", ".join(names)
+    return f"{', '.join(names[:3])}, and {len(names) - 3} more (Report.{attribute})"

@@ -1,21 +1,213 @@
-"""Put new layers in the place of old ones, wherever a model refers to them."""
+"""Build AGC layers and put them in the place of old ones, wherever a model refers to them.
+
+Libraries subclass nn.Conv2d to pad as TensorFlow does (timm's Conv2dSame, efficientnet_pytorch's
+Conv2dStaticSamePadding), or to accept empty batches. They are recognized by their results, not by
+their names: see `known_padding`.
+"""
 
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from ..nn import (
+    AGC1d,
+    AGC2d,
+    AGC3d,
+    AGCConv1d,
+    AGCConv2d,
+    AGCConv3d,
+    AGCConvTranspose1d,
+    AGCConvTranspose2d,
+    AGCConvTranspose3d,
+)
+from ..nn.agc import _AGC
+from ..nn.conv import _AGCConv, padded
+from ..ops.activation import ActivationName, get_activation
+from ..ops.reference import conv as convolution
 from .dataflow import HOOKS
-from .start import computes_parameter
+from .dry_run import copy_model, preserved_random_state
+from .start import AGCParameters, computes_parameter
 
+Padding = Any  # an argument of AGCConv2d: numbers, a name, or pairs
+
+_AGC_LAYERS: dict[int, type[_AGC]] = {1: AGC1d, 2: AGC2d, 3: AGC3d}
+_CONVOLUTIONS: dict[int, tuple[type[_ConvNd], type[_AGCConv]]] = {
+    1: (nn.Conv1d, AGCConv1d),
+    2: (nn.Conv2d, AGCConv2d),
+    3: (nn.Conv3d, AGCConv3d),
+}
+_TRANSPOSED: dict[int, tuple[type[_ConvTransposeNd], type[_AGCConv]]] = {
+    1: (nn.ConvTranspose1d, AGCConvTranspose1d),
+    2: (nn.ConvTranspose2d, AGCConvTranspose2d),
+    3: (nn.ConvTranspose3d, AGCConvTranspose3d),
+}
+_METHODS = ("forward", "_conv_forward", "__call__")
+_ZERO_PADS = (nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
 _OWN_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_ITEMS = 1000  # longer containers hold data
 _MAX_DEPTH = 4
 # Methods that fold BatchNorms into convolutions: ultralytics, timm, RepVGG and its successors.
 _FUSERS = ("fuse", "reparameterize", "switch_to_deploy")
+
+
+def make_agc_conv(
+    conv: _ConvNd,
+    parameters: AGCParameters,
+    activation: ActivationName,
+    conv_bias: Tensor | None,
+    standardize: bool = False,
+) -> _AGCConv:
+    """Build an AGCConv or AGCConvTranspose that shares the filters of a convolution.
+
+    A bias b of the convolution is constant over each map, and AGC leaves gamma (1 - lambda) b of
+    it. That is added to beta.
+    """
+    kinds = _TRANSPOSED if isinstance(conv, _ConvTransposeNd) else _CONVOLUTIONS
+    agc_conv = kinds[conv.weight.dim() - 2][1]
+    options = conv_options(conv) | {"padding": known_padding(conv)}
+    # On meta, because all parameters are assigned below.
+    neuron = agc_conv(
+        **options, activation=activation, weight_standardization=standardize, device="meta"
+    )
+    bias = parameters.bias
+    if conv_bias is not None:
+        left = parameters.gain * (1 - parameters.mean_scale) * conv_bias.to(parameters.gain)
+        bias = nn.Parameter((bias + left).detach(), bias.requires_grad)
+    assert isinstance(conv.weight, nn.Parameter)
+    neuron.weight = conv.weight
+    neuron.bias, neuron.gain, neuron.mean_scale = bias, parameters.gain, parameters.mean_scale
+    return neuron
+
+
+def set_consumer_(neuron: _AGCConv, consumer: _AGCConv) -> None:
+    """Let a neuron store the sums of its maps if its consumer can use them.
+
+    A 3x3 neuron of stride 1 and padding 1 derives its mean from the sums of its input, and reads
+    its convolution's output once less (ops/gain_conv.py). This is a hint. It changes no result, and
+    the neuron decides by the size of its maps whether it stores sums.
+    """
+    ones, same = (1, 1), ((1, 1), "same")
+    if (
+        isinstance(neuron, AGCConv2d)
+        and isinstance(consumer, AGCConv2d)
+        and (consumer.kernel_size, consumer.stride, consumer.dilation) == ((3, 3), ones, ones)
+        and consumer.padding in same
+        and (consumer.groups, consumer.padding_mode) == (1, "zeros")
+        and all(get_activation(m.activation).needs != "input" for m in (neuron, consumer))
+    ):
+        neuron.consumer_ratio = consumer.out_channels / consumer.in_channels
+
+
+def make_agc_layer(dims: int, parameters: AGCParameters) -> _AGC:
+    """Build AGC1d, AGC2d or AGC3d with the given parameters."""
+    layer = _AGC_LAYERS[dims](len(parameters.gain), device="meta")
+    layer.weight, layer.bias = parameters.gain, parameters.bias
+    layer.mean_scale = parameters.mean_scale
+    return layer
+
+
+def parameters_of(layer: _AGC) -> AGCParameters:
+    """Return the parameters of an AGC layer, with 1, 0 and 1 for missing ones."""
+    given = (layer.weight, layer.bias, layer.mean_scale)
+    defaults = (1.0, 0.0, 1.0)
+    like = next((a for a in given if a is not None), torch.empty(0))
+    return AGCParameters(
+        *(
+            nn.Parameter(like.new_full((layer.num_features,), default)) if a is None else a
+            for a, default in zip(given, defaults, strict=True)
+        )
+    )
+
+
+def conv_options(conv: _ConvNd) -> dict[str, Any]:
+    """Return the constructor arguments for another convolution of the same geometry."""
+    names = ["in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"]
+    if isinstance(conv, _ConvTransposeNd):
+        names.append("output_padding")
+    return {name: getattr(conv, name) for name in (*names, "groups", "padding_mode")}
+
+
+def known_padding(conv: nn.Module) -> Padding | None:
+    """Return the padding that makes an AGCConv convolve as `conv` does; None if there is none.
+
+    If the class of `conv` overrides forward, a small copy of it runs on inputs of several sizes, in
+    training and in eval mode. Its outputs must equal those of a known padding followed by torch's
+    convolution.
+    """
+    pairs = (*_CONVOLUTIONS.values(), *_TRANSPOSED.values())
+    found = next((pair for pair in pairs if isinstance(conv, pair[0])), None)
+    if found is None:
+        return None
+    assert isinstance(conv, _ConvNd)
+    plain, agc_conv = found
+    if all(getattr(type(conv), m) is getattr(plain, m) for m in _METHODS):
+        return conv.padding
+    if isinstance(conv, _ConvTransposeNd):
+        return None
+    # Other children compute something that a small copy may not show, such as quantization.
+    if not all(isinstance(child, (nn.Identity, *_ZERO_PADS)) for child in conv.children()):
+        return None
+    with torch.no_grad(), preserved_random_state():
+        try:
+            probe = _small_copy(conv)
+            inputs = list(_inputs(conv))
+            results = [probe.train(mode)(x) for mode in (True, False) for x in inputs]
+            for padding in _candidates(conv):
+                known = agc_conv(**(conv_options(probe) | {"padding": padding}), device="meta")
+                expected = [_convolve(x, known, probe) for x in (*inputs, *inputs)]
+                if all(map(_equal, results, expected)):
+                    return padding
+        except Exception:  # the code of a library can raise anything
+            return None
+    return None
+
+
+def _candidates(conv: _ConvNd) -> Iterator[Padding]:
+    yield conv.padding
+    yield "same"
+    pads = [child for child in conv.children() if isinstance(child, _ZERO_PADS)]
+    if len(pads) == 1 and pads[0].value == 0 and isinstance(conv.padding, tuple):
+        sides = list(map(int, pads[0].padding))  # the last dimension first
+        pairs = list(zip(sides[::2], sides[1::2], strict=True))[::-1]
+        both = tuple((a + own, b + own) for (a, b), own in zip(pairs, conv.padding, strict=True))
+        yield tuple(a for a, _ in both) if all(a == b for a, b in both) else both
+
+
+def _small_copy(conv: _ConvNd) -> Any:
+    """Return a copy with two channels and random filters, in fp64 on the CPU."""
+    probe: Any = copy_model(conv).model
+    groups = 1 if conv.groups == 1 else 2
+    probe.in_channels, probe.out_channels, probe.groups = 2, 2, groups
+    shape = (2, 2 // groups, *conv.kernel_size)
+    probe.weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    if conv.bias is not None:
+        probe.bias = nn.Parameter(torch.randn(2, dtype=torch.float64))
+    return probe
+
+
+def _inputs(conv: _ConvNd) -> Iterator[Tensor]:
+    """Yield inputs of sizes that the stride divides, and that it does not."""
+    geometry = list(zip(conv.kernel_size, conv.stride, conv.dilation, strict=True))
+    for more in range(3):
+        sizes = [(k - 1) * d + 1 + 2 * s + more + i for i, (k, s, d) in enumerate(geometry)]
+        yield torch.randn(1, 2, *sizes, dtype=torch.float64)
+
+
+def _convolve(x: Tensor, known: _AGCConv, probe: _ConvNd) -> Tensor:
+    """Convolve with the padding of `known` and the filters of `probe`."""
+    x, padding = padded(known, x)
+    y = convolution(x, probe.weight, known.stride, padding, known.dilation, known.groups)
+    return y if probe.bias is None else y + probe.bias.reshape(-1, *(1,) * len(known.stride))
+
+
+def _equal(a: Any, b: Tensor) -> bool:
+    return isinstance(a, Tensor) and a.shape == b.shape and torch.allclose(a, b)
 
 
 def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -64,7 +256,7 @@ def disable_fusers(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
 
     Such a method reads the running statistics of the BatchNorms and builds convolutions with a
     constant bias. AGC has no statistics, and its mean depends on the sample. The method is replaced
-    on the instance by one that returns the module, which is what callers expect of it.
+    on the instance by one that returns the module, as callers expect.
 
     Args:
         model: The converted model.
@@ -107,7 +299,7 @@ class _References:
         self.seen = set[int]()
 
     def replaced(self, value: Any, depth: int = 0) -> Any:
-        """Return the value itself, or what stands in its place."""
+        """Return the value, or its replacement."""
         if isinstance(value, nn.Module):
             return self.replacements.get(value, value)
         if isinstance(value, types.MethodType):

@@ -22,8 +22,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..nn import AGC1d, AGC2d, AGC3d
 from ..nn.init import branch_gain
-from .copies import copy_model
-from .dataflow import Dataflow, is_leaf, run_example
+from .dataflow import Dataflow, is_leaf
+from .dry_run import copy_model, run_example
 
 Op = Literal["add", "multiply", "concat", "part", "resize", "activation", "layer", "norm", "other"]
 

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 from ..nn import AGCLinear
 from ..nn.agc import _AGC
 from ..nn.conv import _AGCConv
-from .dataflow import example_arguments
+from .dry_run import example_arguments
 
 Kind = Literal["conv", "linear", "norm", "agc", "activation", "add", "other"]
 

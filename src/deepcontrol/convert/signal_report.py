@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import Tensor, nn
 
@@ -13,6 +13,21 @@ from .signal_measure import Kind, Measurement, measure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_RED, _INK, _FAINT = "#c8321e", "#1c2733", "#aab4be"
+_STYLE = {
+    "font.size": 10.0,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _FAINT,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11.0,
+    "axes.titleweight": "bold",
+}
 
 
 @dataclass(frozen=True)
@@ -108,15 +123,14 @@ class SignalReport:
             label: Name of the curve, for a legend.
         """
         try:
-            from .signal_plot import draw, draw_file
+            if isinstance(to, (str, os.PathLike)):
+                _draw_file(self.layers, to, open_share, label)
+            else:
+                _draw(self.layers, to, open_share, label)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "SignalReport.plot needs matplotlib, which is not installed: pip install matplotlib"
             ) from error
-        if isinstance(to, (str, os.PathLike)):
-            draw_file(self.layers, to, open_share, label)
-        else:
-            draw(self.layers, to, open_share, label)
 
 
 def signal_report(
@@ -207,3 +221,94 @@ def _number(value: float) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f}"
     return f"{value:.3f}" if 0.01 <= abs(value) < 1000 else f"{value:.2e}"
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A number of each layer, drawn in red where one of these flags concerns it."""
+
+    title: str
+    value: Callable[[LayerSignal], float | None]
+    flags: frozenset[str]
+    linear: bool = False
+
+
+_PANELS = (
+    _Panel(
+        "Variance of the output",
+        lambda layer: layer.variance,
+        frozenset(get_args(FlagKind)) - {"gradient explosion", "gradient vanishing"},
+    ),
+    _Panel(
+        "Variance of the gradient",
+        lambda layer: layer.gradient_variance,
+        frozenset({"gradient explosion", "gradient vanishing", "non-finite"}),
+    ),
+    _Panel("Share of open ReLUs", lambda layer: layer.open_share, frozenset({"dead"}), linear=True),
+)
+
+
+def _draw_file(
+    layers: Sequence[LayerSignal],
+    path: str | os.PathLike[str],
+    open_share: bool,
+    label: str | None,
+) -> None:
+    """Draw the panels into a file."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    panels = 3 if open_share else 2
+    with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
+        figure = Figure(figsize=(4.6 * panels, 3.4), layout="constrained")
+        axes = list(figure.subplots(1, panels))
+        _draw(layers, axes, open_share, label)
+        if label is not None:
+            axes[0].legend(frameon=False)
+        figure.savefig(path, dpi=150)
+
+
+def _draw(
+    layers: Sequence[LayerSignal], axes: "Sequence[Axes]", open_share: bool, label: str | None
+) -> None:
+    """Draw one curve into each of the axes."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    panels = _PANELS if open_share else _PANELS[:2]
+    if len(axes) != len(panels):
+        raise ValueError(
+            f"expected {len(panels)} axes with open_share={open_share}, got {len(axes)}: pass one "
+            "for each of " + ", ".join(panel.title.lower() for panel in panels)
+        )
+    for ax, panel in zip(axes, panels, strict=True):
+        _draw_panel(ax, layers, panel, label)
+        ax.set_title(panel.title)
+        ax.set_xlabel("layer, in the order of the calls")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.grid(axis="y", color=_FAINT, alpha=0.4, linewidth=0.6)
+        if panel.linear:
+            ax.set_ylim(0, 1)
+            ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+        else:
+            ax.set_yscale("log")
+
+
+def _draw_panel(
+    axes: "Axes", layers: Sequence[LayerSignal], panel: _Panel, label: str | None
+) -> None:
+    # Zeros, NaN and layers without a value have no place on the axis.
+    points = [
+        (depth, y, layer)
+        for depth, layer in enumerate(layers, 1)
+        if (y := panel.value(layer)) is not None and math.isfinite(y) and (y > 0 or panel.linear)
+    ]
+    # In a residual network the branches lie below the sums: a line through all would be a zigzag.
+    is_residual = sum(layer.kind == "add" for layer in layers) > 1
+    on_line = [p for p in points if p[2].kind == "add"] if is_residual else points
+    depths, values = [p[0] for p in on_line], [p[1] for p in on_line]
+    (line,) = axes.plot(depths, values, "-", linewidth=1.0, alpha=0.55, label=label)
+    color = line.get_color()
+    for is_addition, size in ((False, 5.0), (True, 20.0)):
+        shown = [p for p in points if (p[2].kind == "add") == is_addition]
+        colors = [_RED if panel.flags & set(layer.flags) else color for _, _, layer in shown]
+        axes.scatter([p[0] for p in shown], [p[1] for p in shown], size, colors, zorder=3)

@@ -10,10 +10,18 @@ from torch import nn
 
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
-from .norms import NormKind, Where, check_kinds, keeps_function, refuse_frozen, warn_trained
+from .norms import (
+    NormKind,
+    Where,
+    batchnorms_of_frozen,
+    check_kinds,
+    keeps_function,
+    refuse_frozen,
+    stand_ins,
+    warn_trained,
+)
+from .plan import Report
 from .replace import disable_fusers, replace_modules
-from .report import Report
-from .stand_ins import batchnorms_of_frozen, stand_ins
 from .start import correct_scales_
 from .verify import example_outputs, relative_difference, saved_for_backward
 
@@ -70,9 +78,10 @@ def to_agc(
     """Replace every norm of a model by AGC (automatic gain control), in place.
 
     If a convolution feeds a BatchNorm directly and nothing else, the two become one AGCConv at the
-    convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU after them. This also saves
-    the memory of the normalization. nn.Identity is left at the other places, so no module changes
-    its name or index. Every other BatchNorm becomes AGC1d/2d/3d.
+    convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU after them; a transposed
+    convolution becomes an AGCConvTranspose. This also saves the memory of the normalization.
+    nn.Identity is left at the other places, so no module changes its name or index. Every other
+    BatchNorm becomes AGC1d/2d/3d.
 
     BatchNorm1d/2d/3d, SyncBatchNorm and their subclasses are converted, and with `norms` also
     InstanceNorm1d/2d/3d and GroupNorm. The filters stay the same
@@ -83,8 +92,8 @@ def to_agc(
     on the filters (param_groups), a warm-up, and a learning rate of 0.02 x batch size for
     segmentation or 0.1 x (batch size / 128)^0.75 for classification.
 
-    Fused layers of init="scratch" have weight_norm, which a state dict does not record: load it
-    into a model that was converted with the same init.
+    Fused layers of init="scratch" have weight_standardization, which a state dict does not record:
+    load it into a model that was converted with the same init.
 
     Methods that fold BatchNorms for inference (ultralytics' fuse, timm's reparameterize) leave
     modules with AGC layers unchanged: AGC has no statistics to fold. Use fold instead.
@@ -100,13 +109,14 @@ def to_agc(
 
             "scratch": for training from scratch. The whole model is initialized (with `where`, only
             the selected BatchNorms and the layers that feed them): filters by He
-            fan-in (he_init_), beta 0, lambda 1, and gamma 1.21, which makes up for the variance of
-            the mean that is subtracted. The last layer of every residual branch starts at
+            fan-in (he_init_), beta 0, and gamma 1.21, which makes up for the variance of the mean
+            that is subtracted. Fused layers have weight_standardization (see AGCConv2d), with which
+            they train best, and lambda 0.5; depthwise ones, and layers that are not fused, have
+            lambda 1. The last layer of every residual branch starts at
             branch_gain(number of residual additions) times that, so that the variance of the signal
             stays bounded over depth; other summed maps start at 1 / sqrt(number of operands).
             With an example, layers whose maps are more than a factor of 2 off (after gates, for
-            example) are scaled; use a few images like those that you train on. Fused layers have
-            weight_norm (see AGCConv2d), which trains better and tolerates higher learning rates.
+            example) are scaled; use a few images like those that you train on.
 
             "paper": gamma 1, beta 0, lambda 1, whatever the residual structure. The filters do not
             change: call he_init_(model) *before* the conversion. A gamma of all zeros is kept.
@@ -126,8 +136,8 @@ def to_agc(
             the model run on it. This finds maps of one position (squeeze-and-excitation,
             the pooling of ASPP), where the mean is the value itself, so that lambda starts at 0
             there. Without it, only a BatchNorm1d after a linear layer is known to have such maps.
-            It also shows which module calls which, and what is added to what, if torch.fx cannot
-            trace the model; without it, convolution and BatchNorm stay two layers there.
+            It also shows the order of calls and the residual additions if torch.fx cannot trace
+            the model; without it, convolution and BatchNorm stay two layers there.
             And it verifies the conversion: copies of the model run on it with BatchNorm and with
             AGC that starts as BatchNorm, in eval mode and in training mode. A fusion that changes a
             value is backed out, and the report says so. Use an input like those of the training,
@@ -137,9 +147,10 @@ def to_agc(
             several. InstanceNorm and GroupNorm divide by the spread of each sample, which no
             constant gain does, so only "scratch" and "paper" convert them.
         lam: Initial lambda, a number or a function of the name of the BatchNorm that returns a
-            number, or None for the default: 1, and 0 for maps of one position. A number is not used
-            for maps of one position. With a lambda below 1, part of the mean of each map remains,
-            which layers before global average pooling need. Not for "bn".
+            number, or None for the default: 0 for maps of one position, 0.5 for layers with
+            weight_standardization, else 1. A number is not used for maps of one position. With a
+            lambda below 1, part of the mean of each map remains, which layers before global average
+            pooling need. Not for "bn".
         frozen: Only for "bn" and "centered": also convert the FrozenBatchNorm2d layers of detection
             models. They start as the same function, and their parameters do not require gradients.
         data: Only for "bn" and "centered": batches of new images, on which the statistics of all
@@ -212,6 +223,7 @@ def to_agc(
         for name, norm in conversion.norms.items():
             changes.append(conversion.convert(name, norm))
         untied = conversion.tie()
+    conversion.set_consumers()
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, originals | conversion.replacements)
@@ -247,7 +259,7 @@ def to_agc(
 
 
 def _warn(report: Report) -> None:
-    """Warn about what a user must know, once each."""
+    """Emit the warnings of a report, at most one of each kind."""
     if report.constant:
         first, more = report.constant[0], len(report.constant) - 1
         layers = f"{first} and {more} more (Report.constant) are" if more else f"{first} is"

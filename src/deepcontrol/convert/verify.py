@@ -1,4 +1,4 @@
-"""Verify the plan of a conversion on an example, and back out what is wrong.
+"""Verify the plan of a conversion on an example, and back out wrong fusions.
 
 Two copies of the model run on the example, in evaluation mode without gradients and in training
 mode with them. One keeps its BatchNorms. In the other one the plan is carried out, and the AGC
@@ -22,18 +22,25 @@ from torch.utils._pytree import tree_map
 
 from ..nn.memory import saved_bytes_by_layer
 from ..ops.layout import positions
-from .copies import Copied, copy_model, seed_everything
-from .dataflow import example_arguments, has_hooks, run_example
+from .dataflow import has_hooks
+from .dry_run import (
+    CalledOutsideError,
+    Copied,
+    Record,
+    copy_model,
+    example_arguments,
+    record_run,
+    run_example,
+    seed_everything,
+    tensors_in,
+)
 from .plan import Level, Site, build, he_scale, scale_filters_
-from .recording import CalledOutsideError, Record, record_run, tensors_in
 from .replace import replace_modules
-from .start import batchnorm_parameters
+from .start import Lambdas, batchnorm_parameters
 
 _TOLERANCE = 1e-2  # in the dtype of the model; a wrong plan is off by far more
 _TOLERANCE_FP64 = 1e-7  # decides if the first is exceeded: deep networks amplify rounding
 _SEED = 0
-
-Lambdas = Mapping[nn.Module, float]
 
 
 class Trial:
@@ -44,7 +51,7 @@ class Trial:
         reached: The BatchNorms that the example calls.
         unregistered: Class names of BatchNorms that are called but are no submodules.
         held: Modules of the model that it calls through references which a copy does not follow.
-        unverified: What could not be verified, and why, or None.
+        unverified: The part that could not be verified, and the reason, or None.
     """
 
     def __init__(self, model: nn.Module, norms: Iterable[_BatchNorm], example: Any) -> None:
@@ -228,7 +235,7 @@ class Trial:
     def _compared(self, changed: Collection[nn.Module]) -> dict[nn.Module, str]:
         """Return the modules whose values a plan must not change.
 
-        These are the leaves outside of what is changed, the model itself, and modules with hooks.
+        These are the leaves outside of changed modules, the model itself, and modules with hooks.
         """
         inside = tuple(f"{self.names[module]}." for module in changed)
         return {
@@ -385,7 +392,7 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
     return value.to(dtype)
 
 
-def settle(trial: Trial, sites: Sequence[Site]) -> None:
+def back_out(trial: Trial, sites: Sequence[Site]) -> None:
     """Lower the level of the sites that change the function, as little as possible.
 
     Raises:
@@ -411,7 +418,7 @@ def settle(trial: Trial, sites: Sequence[Site]) -> None:
     for level in Level:
         if level == Level.SKIPPED:
             break
-        pending = _wrong(trial, pending, level)
+        pending = _failing(trial, pending, level)
     for site in [site for group in pending for site in group]:
         site.lower(Level.SKIPPED, f"converted, {site.reason}" if site.reason else "")
     sites = [site for site in sites if site.level != Level.SKIPPED]
@@ -433,7 +440,7 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
     return list(groups.values())
 
 
-def _wrong(trial: Trial, groups: list[list[Site]], level: Level) -> list[list[Site]]:
+def _failing(trial: Trial, groups: list[list[Site]], level: Level) -> list[list[Site]]:
     """Lower the groups to a level and return those that are wrong at it, found by halving."""
     if not groups:
         return []
@@ -450,7 +457,7 @@ def _wrong(trial: Trial, groups: list[list[Site]], level: Level) -> list[list[Si
         return []
     if len(groups) > 1:
         half = len(groups) // 2
-        return _wrong(trial, groups[:half], level) + _wrong(trial, groups[half:], level)
+        return _failing(trial, groups[:half], level) + _failing(trial, groups[half:], level)
     for site in groups[0]:
         site.reason = difference
     return groups

@@ -2,6 +2,7 @@
 
 from .agc import AGC1d, AGC2d, AGC3d, norm_act
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
+from .conv_transpose import AGCConvTranspose1d, AGCConvTranspose2d, AGCConvTranspose3d
 from .init import branch_gain, he_init_, identity_init_, unit_init_
 from .linear import AGCLinear
 from .memory import saved_bytes
@@ -16,6 +17,9 @@ __all__ = [
     "AGCConv2d",
     "AGCConv3d",
     "AGCConvPool2d",
+    "AGCConvTranspose1d",
+    "AGCConvTranspose2d",
+    "AGCConvTranspose3d",
     "AGCLinear",
     "SharedMeans",
     "branch_gain",

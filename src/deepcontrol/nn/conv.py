@@ -171,13 +171,14 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         # The filters of a depthwise convolution read one channel. Centered, they would pass nothing
         # of a constant map, and with a single weight nothing at all.
         return FilterNorm(
-            he_filter_norm(self), self.weight_standardization and self.weight.shape[1] > 1
+            he_filter_norm(self), self.weight_standardization and self.in_channels > self.groups
         )
 
     @property
     def start_mean_scale(self) -> float:
-        """The value of lambda at the start."""
-        return STANDARDIZED_START if self.weight_standardization else 1.0
+        """The value of lambda at the start: 1, or 0.5 if the filters are centered."""
+        filter_norm = self.filter_norm
+        return STANDARDIZED_START if filter_norm is not None and filter_norm.centered else 1.0
 
     def _plan(self, x: Tensor, weight: Tensor, gain: Tensor) -> NeuronPlan:
         """Check the input; return the plan of the layer for such inputs and parameters."""
@@ -355,7 +356,8 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
         z = conv(x, c (W - mean(W)) / |W - mean(W)|)
 
     and lambda starts at 0.5, since such filters do not pass what is common to all channels. In
-    residual networks this trains best (docs/choose.md). Depthwise filters are only normalized.
+    residual networks this trains best (docs/choose.md). Depthwise filters are only normalized, and
+    their lambda starts at 1.
 
     References:
         Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high

@@ -167,15 +167,20 @@ def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] 
         scale_output_(layer, OUTPUT_SCALE)
     scaled: set[nn.Module] = set()  # a module that is called twice is scaled once
 
-    def scale(layer: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
+    def scale(layer: nn.Module, inputs: tuple[Tensor, ...], keywords: Any, output: Any) -> Any:
         if layer in scaled:
             return output
         scaled.add(layer)
         if isinstance(layer.weight, Tensor):
-            scale_output_(layer, unit_scale(layer, inputs[0]))
-        return layer.forward(*inputs)
+            x = inputs[0] if inputs else keywords["input"]
+            scale_output_(layer, unit_scale(layer, x))
+        return layer.forward(*inputs, **keywords)
 
-    hooks = [m.register_forward_hook(scale) for m in model.modules() if is_agc_over_maps(m)]
+    hooks = [
+        m.register_forward_hook(scale, with_kwargs=True)
+        for m in model.modules()
+        if is_agc_over_maps(m)
+    ]
     try:
         model(*example) if isinstance(example, tuple) else model(example)
     finally:
@@ -185,7 +190,7 @@ def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] 
 
 
 def is_agc_over_maps(module: nn.Module) -> bool:
-    """Return whether a module is AGC1d/2d/3d or AGCConv1d/2d/3d."""
+    """Return whether a module is AGC1d/2d/3d, AGCConv1d/2d/3d or AGCConvTranspose1d/2d/3d."""
     # By attribute, not by class: conv.py imports this module.
     return hasattr(module, "shared_means")
 
@@ -242,7 +247,9 @@ def he_normal_(layer: Any, generator: torch.Generator | None = None) -> Tensor:
 
 def he_filter_norm(layer: Any) -> float:
     """Return the norm of a filter with He fan-in (the root of its expected square)."""
-    return math.sqrt(_he_variance(layer))
+    # Of a transposed convolution, an output sees one of prod(stride) taps of its filter.
+    unseen = math.prod(layer.stride) if isinstance(layer, _ConvTransposeNd) else 1
+    return math.sqrt(_he_variance(layer) * unseen)
 
 
 def _he_variance(layer: Any) -> float:

@@ -5,7 +5,7 @@ triton/ holds their GPU kernels.
 """
 
 from .agc import agc, center_bias_act
-from .gain_conv import gain_conv
+from .gain_conv import gain_conv, gain_conv_transpose
 from .pool import center_bias_act_pool, max_pool2x2, max_unpool2x2
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "center_bias_act",
     "center_bias_act_pool",
     "gain_conv",
+    "gain_conv_transpose",
     "max_pool2x2",
     "max_unpool2x2",
 ]

@@ -7,6 +7,10 @@ cast weights of every convolution.
 
 With a filter_norm the filters are normalized in the same pass (see reference.FilterNorm).
 
+`gain_conv_transpose` is the same for the transposed convolution, whose filters have their output
+channels in the second dimension. It is for the end of a decoder stage, where filters are few, and
+scales them in plain PyTorch.
+
 The mean of v can be computed before v is read:
 
     sum over the map of conv(x, V)[o] = sum over c, k of V[o, c, k] S[c, k]
@@ -42,7 +46,7 @@ from .dispatch import (
     uses_kernels,
 )
 from .layout import map_strides
-from .reference import FilterNorm
+from .reference import FilterNorm, swap_channels
 
 MIN_ELEMENTS = 24 << 20  # of a convolution's output: a smaller one is read from the L2 cache
 HALF_TYPES = (torch.bfloat16, torch.float16)  # a TF32 convolution rounds x internally
@@ -71,8 +75,7 @@ def gain_conv(
         filter_norm: Normalization of each filter before the gain, or None to use the filters as
             they are.
     """
-    if filter_norm is not None and not filter_norm.norm > 0:
-        raise ValueError(f"expected a positive norm in filter_norm, got {filter_norm.norm}")
+    _check_norm(filter_norm)
     x = cast_input(x, weight, gain, groups)
     args = (list(stride), list(padding), list(dilation), groups)
     if needs_plain_ops() or (torch.compiler.is_compiling() and not compiles_with_ops()):
@@ -81,17 +84,51 @@ def gain_conv(
         norm, centered = filter_norm or (None, False)
         scaled = torch.ops.deepcontrol.scale_filters(weight, gain, x.dtype, norm, centered)
         return reference.conv(x, scaled, *args)
-    return _GainConv.apply(x, weight, gain, *args, filter_norm)
+    geometry = (args[0], args[1], args[2], False, [0] * len(args[0]), groups)
+    return _GainConv.apply(x, weight, gain, geometry, filter_norm)
 
 
-def cast_input(x: Tensor, weight: Tensor, gain: Tensor, groups: int) -> Tensor:
+def gain_conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    gain: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    filter_norm: FilterNorm | None = None,
+) -> Tensor:
+    """Return conv_transpose(x, gamma W) in the dtype of x; with filter_norm as gain_conv.
+
+    Args:
+        x: Input (N, C_in, *) of 1 to 3 spatial dimensions.
+        weight: Filters W, (C_in, C_out / groups, *).
+        gain: gamma, (C_out,). A filter is all of W that contributes to an output channel.
+        stride, padding, output_padding, dilation: One number per spatial dimension.
+        groups: As in torch.nn.ConvTranspose2d.
+        filter_norm: As in gain_conv.
+    """
+    _check_norm(filter_norm)
+    x = cast_input(x, weight, gain, groups, transposed=True)
+    if torch.compiler.is_compiling() or needs_plain_ops():  # a compiler fuses the scaling itself
+        args = (stride, padding, output_padding, dilation, groups)
+        return reference.gain_conv_transpose(x, weight, gain, *args, filter_norm)
+    geometry = (list(stride), list(padding), list(dilation), True, list(output_padding), groups)
+    return _GainConv.apply(x, weight, gain, geometry, filter_norm)
+
+
+def cast_input(
+    x: Tensor, weight: Tensor, gain: Tensor, groups: int, transposed: bool = False
+) -> Tensor:
     """Check x against the filters and cast it to the dtype of the convolution."""
     autocast = autocast_dtype(x)
-    _check(x, weight, groups, autocast)
-    if gain.shape != weight.shape[:1]:
-        raise ValueError(
-            f"gain has shape {tuple(gain.shape)}, but there are {weight.shape[0]} filters"
-        )
+    filters, channels = weight.shape[0], weight.shape[1] * groups
+    if transposed:
+        filters, channels = channels, filters
+    _check(x, weight, channels, autocast)
+    if gain.shape != (filters,):
+        raise ValueError(f"gain has shape {tuple(gain.shape)}, but there are {filters} filters")
     # Cast before autograd saves x, as torch's convolutions do: the copy saved is the small one.
     return x if autocast is None else x.to(autocast)
 
@@ -104,14 +141,13 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if x.dtype != torch.float64 else x.dtype
 
 
-def _check(x: Tensor, weight: Tensor, groups: int, autocast: torch.dtype | None) -> None:
+def _check(x: Tensor, weight: Tensor, channels: int, autocast: torch.dtype | None) -> None:
     if not x.is_floating_point():
         raise ValueError(f"expected a floating-point input, got {x.dtype}")
     if x.dim() != weight.dim():
         raise ValueError(
             f"expected an input of {weight.dim()} dimensions, got {x.dim()}: {tuple(x.shape)}"
         )
-    channels = weight.shape[1] * groups
     if x.shape[1] != channels:
         raise ValueError(
             f"expected {channels} channels, got {x.shape[1]} in the input of shape {tuple(x.shape)}"
@@ -120,22 +156,26 @@ def _check(x: Tensor, weight: Tensor, groups: int, autocast: torch.dtype | None)
         raise ValueError(f"expected an input of {weight.dtype} like the weights, got {x.dtype}")
 
 
+def _check_norm(filter_norm: FilterNorm | None) -> None:
+    if filter_norm is not None and not filter_norm.norm > 0:
+        raise ValueError(f"expected a positive norm in filter_norm, got {filter_norm.norm}")
+
+
 class _GainConv(torch.autograd.Function):
+    """(x, weight, gain, geometry as of torch.convolution after the bias, filter_norm) -> v."""
+
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
         gain: Tensor,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        groups: int,
+        geometry: tuple[Any, ...],
         filter_norm: FilterNorm | None,
     ) -> Tensor:
-        scaled = scale_function(weight)(weight, gain, x.dtype, filter_norm)
+        scaled = _scaled(weight, gain, x.dtype, filter_norm, geometry)
         ctx.save_for_backward(x, weight, gain, scaled if x.dtype != weight.dtype else None)
-        ctx.geometry = geometry = (stride, padding, dilation, False, [0] * len(stride), groups)
+        ctx.geometry = geometry
         ctx.filter_norm = filter_norm
         return torch.convolution(x, scaled, None, *geometry)
 
@@ -146,7 +186,7 @@ class _GainConv(torch.autograd.Function):
         dx, dweight, dgain = backward(
             grads[0], x, weight, gain, scaled, ctx.geometry, ctx.filter_norm, needs
         )
-        return dx, dweight, dgain, None, None, None, None, None
+        return dx, dweight, dgain, None, None
 
 
 def backward(
@@ -168,7 +208,7 @@ def backward(
         needs: Whether x, weight and gain need a gradient.
     """
     if scaled is None or torch.is_grad_enabled():  # second derivatives go through V
-        scaled = scale_function(weight)(weight, gain, x.dtype, filter_norm)
+        scaled = _scaled(weight, gain, x.dtype, filter_norm, geometry)
 
     def conv_backward(of_x: bool, of_filters: bool) -> tuple[Tensor | None, Tensor | None]:
         dx, dscaled, _ = torch.ops.aten.convolution_backward(
@@ -185,11 +225,43 @@ def backward(
     with on_side_stream(x.device) if parallel else nullcontext():
         dx, dscaled = conv_backward(needs[0] and not parallel, of_filters)
         if dscaled is not None:
-            dweight, dgain = scale_backward(weight, gain, dscaled, filter_norm)
+            dweight, dgain = _scaled_backward(weight, gain, dscaled, filter_norm, geometry)
     if parallel:
         dx, _ = conv_backward(True, False)
         wait_for_side_stream(x.device)
     return dx, dweight, dgain
+
+
+def _scaled(
+    weight: Tensor,
+    gain: Tensor,
+    dtype: torch.dtype,
+    filter_norm: FilterNorm | None,
+    geometry: tuple[Any, ...],
+) -> Tensor:
+    """Return V in the layout of W, for a convolution or a transposed one."""
+    if not geometry[3]:
+        return scale_function(weight)(weight, gain, dtype, filter_norm)
+    groups = geometry[5]
+    filters = swap_channels(weight, groups)
+    return swap_channels(reference.scaled_filters(filters, gain, dtype, filter_norm), groups)
+
+
+def _scaled_backward(
+    weight: Tensor,
+    gain: Tensor,
+    dscaled: Tensor,
+    filter_norm: FilterNorm | None,
+    geometry: tuple[Any, ...],
+) -> tuple[Tensor, Tensor]:
+    """Return dW and dgamma, for a convolution or a transposed one."""
+    if not geometry[3]:
+        return scale_backward(weight, gain, dscaled, filter_norm)
+    groups = geometry[5]
+    dfilters, dgain = reference.scaled_filters_backward(
+        swap_channels(weight, groups), gain, swap_channels(dscaled, groups), filter_norm
+    )
+    return swap_channels(dfilters, groups), dgain
 
 
 def on_side_stream(device: torch.device) -> torch.cuda.StreamContext:

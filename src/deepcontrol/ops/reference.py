@@ -74,6 +74,35 @@ def gain_conv(
     return conv(x, filters, stride, padding, dilation, groups)
 
 
+def gain_conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    gain: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    filter_norm: FilterNorm | None = None,
+) -> Tensor:
+    """Return conv_transpose(x, V), with W and V of shape (C_in, C_out / groups, *)."""
+    filters = scaled_filters(swap_channels(weight, groups), gain, x.dtype, filter_norm)
+    filters = swap_channels(filters, groups)
+    return torch.convolution(
+        x, filters, None, stride, padding, dilation, True, output_padding, groups
+    )
+
+
+def swap_channels(weight: Tensor, groups: int) -> Tensor:
+    """Return the filters of a transposed convolution in the order of a convolution's, or back.
+
+    (C_in, C_out / groups, *) <-> (C_out, C_in / groups, *); a view if there is one group.
+    """
+    if groups == 1:
+        return weight.transpose(0, 1)
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
 def conv(
     x: Tensor,
     filters: Tensor,

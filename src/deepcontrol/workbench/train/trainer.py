@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from ...nn import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, AGCLinear
+from ...nn import AGCLinear
+from ...nn.agc import _AGC
+from ...nn.conv import _AGCConv
 from ..data import DatasetSplit, LabeledImages, Source
 from ..folders import records, runfolder
 from ..metrics import ConfusionMatrix
@@ -36,7 +38,7 @@ from .loop import train as train_run
 from .snapshot import load_weights
 
 CheckpointName = Literal["best", "last", "previous"]
-AGC_LAYERS = (AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d, AGCLinear)
+AGC_LAYERS = (_AGC, _AGCConv, AGCLinear)
 
 
 class Trainer:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepcontrol import AGCConv1d, AGCConv2d, calibrate, fold, to_agc
-from deepcontrol.convert.padding import known_padding
+from deepcontrol.convert.replace import known_padding
 from tests.convert.networks import trained
 
 

@@ -64,12 +64,21 @@ def changes(model: nn.Module) -> bool:
 @pytest.mark.parametrize("init", ["scratch", "paper"])
 @pytest.mark.parametrize("name", HAZARDS)
 def test_constant_features_are_found(name: str, init: str) -> None:
-    model, report, messages = convert(Pooled(HAZARDS[name]), init=init)
+    model, report, messages = convert(Pooled(HAZARDS[name]), init=init, lam=1.0)
     assert report.constant == ("bn",)
     assert not changes(model)
     (message,) = messages
     assert "bn is followed by global average pooling" in message
     assert "constant features until lambda changes: bn" in str(report)
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_standardized_filters_avoid_them(name: str) -> None:
+    """By default they start at lambda 0.5, which leaves half of the mean."""
+    model, report, messages = convert(Pooled(HAZARDS[name]))
+    assert not messages
+    assert report.constant == ()
+    assert changes(model)
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -94,7 +103,7 @@ def test_one_warning_for_all_layers() -> None:
                 x = x + (y * y.mean((2, 3), keepdim=True).sigmoid()).relu()
             return x
 
-    _, report, messages = convert(Gated())
+    _, report, messages = convert(Gated(), lam=1.0)
     assert len(report.constant) == 5
     (message,) = messages
     assert "blocks.0.1 and 4 more (Report.constant) are followed" in message
@@ -108,7 +117,7 @@ def test_lam_does_what_the_warning_advises() -> None:
     assert report.constant == ()
     assert changes(model)
     assert not model.conv.mean_scale.any()
-    assert model.first[0].mean_scale.eq(1).all()
+    assert model.first[0].mean_scale.eq(0.5).all()
 
 
 def test_lam_as_a_number() -> None:
@@ -154,7 +163,7 @@ def copy_of(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
 def test_lam_of_a_function_is_preferred_to_the_map_size() -> None:
     model = to_agc(Signal(), lam=lambda name: 0.25 if name == "6" else None)
     assert model[6].mean_scale.eq(0.25).all()
-    assert model[0].mean_scale.eq(1).all()
+    assert model[0].mean_scale.eq(0.5).all()
 
 
 def test_lam_does_not_go_with_bn() -> None:
