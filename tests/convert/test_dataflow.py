@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, fold, to_agc
+from deepcontrol.convert.dataflow import trace_dataflow
 from tests.convert.networks import Untraceable, agc_layers, row
 
 
@@ -255,3 +256,61 @@ def test_training_only_and_separately_called_layers() -> None:
     assert list(agc_layers(to_agc(Auxiliary().eval()))) == ["stem.0", "head.0"]
     # The convolution of Reaching has another consumer, so it is not fused.
     assert list(agc_layers(to_agc(Reaching()))) == ["part.1"]
+
+
+class AsksForLengths(nn.Module):
+    """Code that a Proxy without values refuses: ranks, and iteration over parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = row(3, 8), row(4, 6)
+        self.gate = nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6))
+        self.last = nn.Conv2d(6, 6, 1)
+        self.last_norm = nn.BatchNorm2d(6)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.first(x)
+        if mask is not None:
+            x = x * mask
+        x = self.second(sum(x.split(4, dim=1)))
+        pooled = x.mean([2, 3], keepdim=True)
+        keep = torch.ones([x.shape[0]] + [1] * (len(x.shape) - 1))
+        x = keep * x * self.gate(pooled)
+        return self.last_norm(self.last(x)) if self.training else self.last_norm(self.last(x)) + x
+
+
+def test_an_example_answers_for_lengths() -> None:
+    x = torch.randn(1, 3, 9, 9)
+    fused = {"first.0", "second.0", "gate.0", "last"}
+    without = agc_layers(to_agc(AsksForLengths()))
+    assert not fused & set(without)
+    model = AsksForLengths().eval()
+    before = {name: a.clone() for name, a in model.state_dict().items()}
+    state, calls = torch.get_rng_state(), (nn.Module.__call__, nn.Module.__getattr__)
+    flow = trace_dataflow(model, [model.last_norm], x)
+    assert flow.sole_producer(model.last_norm) is model.last
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (nn.Module.__call__, nn.Module.__getattr__) == calls
+    for name, a in model.state_dict().items():
+        assert torch.equal(a, before[name])
+    converted, report = to_agc(model, example=x, report=True)
+    assert set(agc_layers(converted)) == fused
+    assert report.unverified is None
+    assert report.count("fused") == 4
+
+
+class BranchesOnValues(AsksForLengths):
+    """The example takes one branch; in the other one the convolution has another consumer."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.second(sum(self.first(x).split(4, dim=1)))
+        y = self.last(x)
+        if x.sum() > -1:
+            return self.last_norm(y)
+        return y
+
+
+def test_both_branches_count_although_the_example_takes_one() -> None:
+    model, report = to_agc(BranchesOnValues(), example=torch.randn(1, 3, 9, 9), report=True)
+    assert agc_layers(model)["last_norm"] == "AGC2d"
+    assert "other consumers" in str(report)

@@ -2,8 +2,10 @@
 
 torch.fx traces the model's Python code, in training and in eval mode, and with optional arguments
 omitted, given, and given one at a time. If the code branches on its input (on its shape, to pad
-it), both branches are traced. If torch.fx cannot trace a model as a whole, each of its children is
-traced separately, and an nn.Sequential that cannot be traced calls its children in order.
+it), both branches are traced. If that fails and there is an example, the model runs on it while it
+is traced, so that the code can ask for the number of dimensions and of parts (`len(x.shape)`,
+`sum(x.split(n))`). If torch.fx cannot trace a model as a whole, each of its children is traced
+separately, and an nn.Sequential that cannot be traced calls its children in order.
 
 The model itself is neither traced nor run: a copy is. Tracing has limits (a Proxy is no Tensor,
 and code can notice), so the result is verified on an example: see verify.py.
@@ -14,28 +16,32 @@ untraced code counts as UNKNOWN, and UNKNOWN always prevents a fusion.
 """
 
 import contextlib
+import functools
 import inspect
 import itertools
+import operator
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_map_only
 
 from ..nn import AGC1d, AGC2d, AGC3d, AGCLinear
-from .dry_run import copy_model, preserved_random_state, run_example
+from .dry_run import copy_model, example_arguments, preserved_random_state, run_example
 
 _LEAVES = (_ConvNd, _BatchNorm, AGC1d, AGC2d, AGC3d, AGCLinear)
 _AVERAGE_POOLS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _FUNCTIONAL_POOLS = tuple(getattr(nn.functional, f"adaptive_avg_pool{d}d") for d in (1, 2, 3))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MAX_BRANCHES = 4  # per path; each one doubles the number of paths
+_UNTRACED: dict[str, Any] = {name: getattr(nn.Module, name) for name in ("__call__", "__getattr__")}
 
 
 class Other(Enum):
@@ -91,10 +97,11 @@ def trace_dataflow(model: nn.Module, targets: Iterable[nn.Module], example: Any 
         model: The model to trace. It is not changed.
         targets: The modules to find the neighbors of.
         example: An input of the model, a tuple of inputs or a dict of keyword arguments. If given,
-            the model runs once to confirm the modules of separately traced parts.
+            the model runs to trace more code, and to confirm the modules of separately traced
+            parts.
     """
     flow = Dataflow()
-    _trace_parts(model, set(targets), flow, _parents(model))
+    _trace_parts(model, set(targets), flow, _parents(model), example)
     in_parts = {module: part for module, part in flow.traced_in.items() if part is not model}
     flow.unconfirmed = set(in_parts)
     if in_parts and example is not None:
@@ -124,9 +131,12 @@ def _trace_parts(
     targets: set[nn.Module],
     flow: Dataflow,
     parents: dict[nn.Module, list[nn.Module]],
+    example: Any = None,
 ) -> None:
     """Trace root; then trace each child of root that contains targets not found yet."""
-    found = _trace_fx(root)
+    found = _trace_fx(root, lambda: _path_graphs(root))
+    if not found.producers and example is not None:
+        found = _trace_fx(root, lambda: _example_graphs(root, example))
     if not found.producers and is_plain_sequential(root):
         found = _sequential_dataflow(root)
     if all(root not in set(part.modules()) for part in flow.graphs):
@@ -186,7 +196,76 @@ class _PathTracer(fx.Tracer):
         return self.taken[-1]
 
 
-def _trace_fx(root: nn.Module) -> Dataflow:
+class _ExampleTracer(_PathTracer):
+    """Run each node of the graph on an example: code may ask for lengths, and iterate."""
+
+    def __init__(self, branches: tuple[bool, ...], inputs: Mapping[str, Any]) -> None:
+        super().__init__(branches)
+        self.inputs = tree_map_only(Tensor, Tensor.clone, dict(inputs))
+        self.values: dict[fx.Node, Any] = {}
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _ExampleProxy(node, self)
+
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        proxy = super().create_proxy(*args, **kwargs)
+        with torch.no_grad(), _untraced():
+            self.values[proxy.node] = self._run(proxy.node)
+        return proxy
+
+    def value(self, node: fx.Node) -> Any:
+        return self.values[node] if node in self.values else self._run(node)
+
+    def _run(self, node: fx.Node) -> Any:
+        target: Any = node.target
+        if node.op == "placeholder":
+            return self.inputs.get(target)  # omitted arguments, which are None, have other names
+        if node.op == "get_attr":
+            return operator.attrgetter(target)(self.root)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.value)
+        if node.op == "call_module":
+            return self.root.get_submodule(target)(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        return target(*args, **kwargs)
+
+
+class _ExampleProxy(fx.Proxy):
+    """A Proxy with the length of its value on the example."""
+
+    def __len__(self) -> int:
+        tracer: Any = self.tracer
+        return len(tracer.value(self.node))
+
+    def __iter__(self) -> Iterator[fx.Proxy]:
+        items: Any = self
+        return (items[i] for i in range(len(items)))
+
+    def __getattr__(self, name: str) -> "_ExampleAttribute":
+        return _ExampleAttribute(self, name)
+
+
+class _ExampleAttribute(_ExampleProxy, fx.proxy.Attribute):
+    """An attribute of a Proxy, such as its shape."""
+
+    def __init__(self, root: fx.Proxy, name: str) -> None:
+        fx.proxy.Attribute.__init__(self, root, name)
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Undo the changes that a tracer makes to nn.Module while it traces."""
+    traced = {name: getattr(nn.Module, name) for name in _UNTRACED}
+    try:
+        for name, method in _UNTRACED.items():
+            setattr(nn.Module, name, method)
+        yield
+    finally:
+        for name, method in traced.items():
+            setattr(nn.Module, name, method)
+
+
+def _trace_fx(root: nn.Module, trace: Callable[[], Iterable[fx.Graph]]) -> Dataflow:
     """Return the dataflow over all paths through root's code; empty if one cannot be traced."""
     flow = Dataflow()
     if "forward" in vars(root):  # torch.fx would trace the forward of the class instead
@@ -194,7 +273,7 @@ def _trace_fx(root: nn.Module) -> Dataflow:
     try:
         with warnings.catch_warnings(), preserved_random_state():
             warnings.simplefilter("ignore")  # models warn about values that a Proxy does not have
-            graphs = list(_path_graphs(root))
+            graphs = list(trace())
     except Exception:  # a model's code can raise anything when its input has no values
         return flow
     flow.graphs[root] = graphs
@@ -231,12 +310,33 @@ def _path_graphs(root: nn.Module) -> Iterator[fx.Graph]:
                     yield from list(_branch_graphs(copied, concrete_args))
 
 
-def _branch_graphs(root: nn.Module, concrete_args: dict[str, Any]) -> Iterator[fx.Graph]:
+def _example_graphs(root: nn.Module, example: Any) -> Iterator[fx.Graph]:
+    """Yield the graph of every path with the arguments of an example."""
+    args, kwargs = example_arguments(root, example)
+    for training in (True, False):
+        copied = copy_model(root, share_parameters=True).model.train(training)
+        for module in copied.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()  # in training mode it refuses a single value per channel
+        inputs = inspect.signature(copied.forward).bind(*args, **kwargs)
+        given = set(inputs.arguments)
+        inputs.apply_defaults()
+        omitted = {k: v for k, v in _optional_arguments(root).items() if k not in given}
+        with torch.set_grad_enabled(training):
+            make = functools.partial(_ExampleTracer, inputs=inputs.arguments)
+            yield from _branch_graphs(copied, omitted, make)
+
+
+def _branch_graphs(
+    root: nn.Module,
+    concrete_args: dict[str, Any],
+    make: Callable[[tuple[bool, ...]], _PathTracer] = _PathTracer,
+) -> Iterator[fx.Graph]:
     """Yield a graph for each way to branch on the input."""
     paths: list[tuple[bool, ...]] = [()]
     while paths:
         path = paths.pop()
-        tracer = _PathTracer(path)
+        tracer = make(path)
         yield tracer.trace(root, concrete_args)
         paths += [(*tracer.taken[:i], False) for i in range(len(path), len(tracer.taken))]
 
