@@ -28,6 +28,7 @@ from .diagnosis import memory_fault_at_start
 from .distributed import choose_autocast, choose_device, configure_torch, process_group
 from .faults import is_out_of_memory
 from .progress import Display
+from .proposals import add_noise_
 from .start import build_optimizer
 
 PICTURE = "find-lr.png"
@@ -207,6 +208,7 @@ def _search(config: Train, steps: int, device: torch.device, console: Console) -
         model = build_model(config, len(sources.train.classes))
         scale_to_images_(model, config, train)
         move_(model, device)
+        add_noise_(model, config.noise, config.dropout, config.seed, group.rank)
         objective = build_objective(config, train.dataset, device)
 
         def before_update(loss: Tensor) -> Tensor:

@@ -20,16 +20,20 @@ from ..data import (
 from ..losses import LossName
 from ..models import CUSTOM, Norm, external_task, is_external, task_of
 from ..optim import (
+    ClassWeights,
     OptimizerName,
+    Recipe,
     RecipeName,
     Schedule,
     default_lr,
+    recipe,
 )
 from ..sizes import Size, TrainingSize
 
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 
 Augmentation = Literal["none", "flip", "crop+flip", "strong"]
+GEMS_CAP = 10.0
 
 # Fields that are newer than format 1, with the values that older runs were trained with.
 ADDED_LATER = {
@@ -50,6 +54,14 @@ ADDED_LATER = {
     "patience": None,
     "minutes": None,
     "recipe": "paper",
+    "class_weights": "enet",
+    "background": "mean",
+    "noise": 0.0,
+    "dropout": 0.0,
+    "gems": "off",
+    "gems_cap": GEMS_CAP,
+    "lambda_lr": 1.0,
+    "lambda_start": None,
 }
 # Options of some datasets only.
 FOLDER_OPTIONS = {
@@ -110,10 +122,11 @@ class Settings:
     """Split each batch into this many parts that are computed one after the other, to save memory.
     With AGC the update is the same (up to rounding); BatchNorm sees the parts."""
     recipe: RecipeName = "paper"
-    """Defaults of --schedule, --warmup-epochs and --weight-decay; options that are given win. paper
-    has a constant learning rate and no weight decay. recommended has a warm-up of 1 epoch (at most
-    a tenth of --epochs), a cosine schedule, and a weight decay of 0.0001 (0.01 for adamw). The
-    learning rate and the momentum are those of the options below."""
+    """Defaults of --schedule, --warmup-epochs, --weight-decay, --augment and --class-weights;
+    options that are given win. paper has a constant learning rate and no weight decay. recommended
+    has a warm-up of 1 epoch (at most a tenth of --epochs), a cosine schedule, and a weight decay of
+    0.0001 (0.01 for adamw). best is for segmentation: recommended with a weight decay of 0.0005,
+    --augment strong and --class-weights none. Learning rate and momentum are the same in all."""
     optimizer: OptimizerName = "sgd"
     """sgd (with momentum) or adamw."""
     lr: float | None = None
@@ -156,13 +169,34 @@ class Settings:
     fixed_gamma: float | None = None
     """Fix AGC's gamma (gain) instead of learning it, at this multiple of its initial value: 1, or
     in residual and plain networks 1.21 and less at the end of a branch."""
+    background: str = "mean"
+    """Level of each map that AGC subtracts: mean, median, window:15 (mean over a window of 15x15),
+    quantile:0.3, or trimmed:0.1 (mean without the lowest and the highest 10%)."""
+    lambda_start: float | None = None
+    """Initial value of AGC's lambda. None: 1."""
+    lambda_lr: float = 1.0
+    """Learning rate of AGC's lambda, relative to --lr."""
+    noise: float = 0.0
+    """Add noise to every feature map in training, after AGC or BatchNorm, relative to the standard
+    deviation of the map: 0.1 is 10%."""
+    dropout: float = 0.0
+    """Set this fraction of the classifier's input maps to 0 in training."""
+    gems: Literal["off", "on", "control"] = "off"
+    """Gated effective minibatch size: divide each filter's gradient by the fraction of positions
+    where its ReLU is active. control scales each layer's gradient to the same norm, without
+    changing its direction. For --norm agc."""
+    gems_cap: float = GEMS_CAP
+    """Largest factor of --gems on a gradient."""
+    class_weights: ClassWeights = None  # type: ignore[assignment]
+    """Class weights in the loss of segmentation: enet (rare classes count more) or none. None: the
+    recipe's, enet except for best."""
     class_weight_scale: float = 1.0
     """Mean of the class weights in the loss. Classification has no class weights."""
     augment: Augmentation | None = None
     """Random augmentation. crop+flip is for classification: images are padded by an eighth of
     their side (4 pixels for CIFAR), cropped and flipped. strong is for segmentation: flip, zoom by
-    0.7 to 1.4, and brightness, contrast and saturation by 0.7 to 1.3. None: flip for segmentation,
-    crop+flip for classification."""
+    0.7 to 1.4, and brightness, contrast and saturation by 0.7 to 1.3. None: the recipe's, or flip
+    for segmentation and crop+flip for classification."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device. auto uses a GPU if there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -199,6 +233,12 @@ class Settings:
         if is_external(self.model):
             return external_task(self.model) or data_task(self.data)
         return task_of(self.model)
+
+    def recipe_values(self, schedule: Schedule | None = None) -> Recipe:
+        """Return the settings of the recipe, for the schedule that is chosen already."""
+        # Datasets of one's own and volumes do not support strong augmentation.
+        augments = self.data not in DATASET_NAMES and len(self.sample_size) == 2
+        return recipe(self.recipe, self.epochs, self.optimizer, schedule, augments)
 
     @property
     def has_own_images(self) -> bool:

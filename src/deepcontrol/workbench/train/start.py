@@ -24,7 +24,7 @@ from ..folders import records, runfolder
 from ..folders.json_files import read_bytes
 from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS
 from ..folders.runlock import RunLock, lock
-from ..optim import adamw, sgd
+from ..optim import adamw, scale_lr, sgd
 from .build import (
     Data,
     Fingerprints,
@@ -48,6 +48,7 @@ from .interrupts import Interrupts, Stopped
 from .layer_stats import LayerStats
 from .memory import check_memory
 from .progress import Display, Events
+from .proposals import add_noise_, lambdas
 from .run import TrainingRun, has_schedule
 from .snapshot import Position, restore
 
@@ -130,6 +131,7 @@ def open_run(
         model = build_model(config, len(sources.train.classes))
     scale_to_images_(model, config, train)
     move_(model, group.device)
+    add_noise_(model, config.noise, config.dropout, config.seed, group.rank)
     wrapped = _wrap(model, config, group)
     optimizer = build_optimizer(config, model, group)
     average = None if config.ema is None else MovingAverage(model, optimizer, config.ema)
@@ -196,16 +198,26 @@ def open_run(
 
 
 def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.optim.Optimizer:
-    """Return the optimizer of a run."""
+    """Return the optimizer of a run, with the hook of --gems."""
     parameters: Any = model.parameters()
     if config.weight_decay:
         parameters = param_groups(model, config.weight_decay)
     lr: float | Tensor = config.learning_rate
     if has_schedule(config) and group.device.type == "cuda" and not config.fsdp:
         lr = torch.tensor(lr, device=group.device)  # a captured step reads it at every replay
+    if config.lambda_lr != 1:
+        groups = parameters if config.weight_decay else [{"params": list(parameters)}]
+        parameters = scale_lr(groups, lr, lambdas(model), config.lambda_lr)
+    optimizer: torch.optim.Optimizer
     if config.optimizer == "adamw":
-        return adamw(parameters, lr, on_gpu=group.device.type == "cuda")
-    return sgd(parameters, lr, config.momentum, sharded=config.fsdp)
+        optimizer = adamw(parameters, lr, on_gpu=group.device.type == "cuda")
+    else:
+        optimizer = sgd(parameters, lr, config.momentum, sharded=config.fsdp)
+    if config.gems != "off":
+        from ...nn import GEMS
+
+        GEMS(model, optimizer, cap=config.gems_cap, control=config.gems == "control")
+    return optimizer
 
 
 def load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:

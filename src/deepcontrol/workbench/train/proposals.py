@@ -1,0 +1,117 @@
+"""The paper's proposals as options of training: background, lambda, noise and its controls.
+
+The paper names mechanisms that it does not show. `deepcontrol reproduce --preset proposals` judges
+them. GEMS is a hook of the optimizer; see `start.open_run`.
+
+Noise and dropout are random numbers of torch's default generators. A checkpoint holds the state of
+these, and a captured step draws from them, so that a resumed run continues bit for bit.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+PROCESSES = 2**16  # each process of a run has random numbers of its own
+
+
+def parse_background(text: str) -> Any:
+    """Return the background of --background: a name, or an estimator with its parameter.
+
+    >>> parse_background("median"), parse_background("quantile:0.3")
+    ('median', Quantile(q=0.3))
+
+    Raises:
+        ValueError: The text has another form, or the parameter is out of range.
+    """
+    if text in ("mean", "median"):
+        return text
+    from ...nn import Quantile, TrimmedMean, WindowMean
+
+    estimators: dict[str, Any] = {
+        "window": lambda text: WindowMean(int(text)),
+        "quantile": lambda text: Quantile(float(text)),
+        "trimmed": lambda text: TrimmedMean(float(text)),
+    }
+    name, _, parameter = text.partition(":")
+    try:
+        return estimators[name](parameter)
+    except (KeyError, ValueError) as error:
+        reason = "" if isinstance(error, KeyError) else f" ({error})"
+        raise ValueError(
+            f"--background must be mean, median, window:15, quantile:0.3 or trimmed:0.1, with any "
+            f"numbers; got {text}{reason}"
+        ) from None
+
+
+def set_background_(model: nn.Module, text: str) -> None:
+    """Set the background of all AGC layers of a network."""
+    if text == "mean":
+        return
+    background = parse_background(text)
+    layers = [layer for layer in model.modules() if hasattr(layer, "background")]
+    if not layers:
+        raise ValueError(f"--background {text}: the network has no AGC layer with feature maps")
+    for layer in layers:
+        layer.background = background
+
+
+def lambdas(model: nn.Module) -> list[nn.Parameter]:
+    """Return lambda of every AGC layer."""
+    return [p for name, p in model.named_parameters() if name.rpartition(".")[2] == "mean_scale"]
+
+
+def add_noise_(model: nn.Module, noise: float, dropout: float, seed: int, rank: int) -> None:
+    """Add --noise and --dropout to a network that is trained.
+
+    Noise is added by each AGC layer, or behind each BatchNorm. Dropout sets whole maps of the
+    classifier's input to 0. Neither has parameters or acts in evaluation.
+
+    Args:
+        model: The network, changed in place.
+        noise: Standard deviation, relative to that of each map; 0 for none.
+        dropout: Probability; 0 for none. The network must have a layer `classify`.
+        seed: Seed of the run.
+        rank: Rank of this process.
+    """
+    if not noise and not dropout:
+        return
+    torch.manual_seed((seed * PROCESSES + rank) % 2**63)
+    if noise:
+        from ...nn import DeepNoise, set_noise_
+
+        set_noise_(model, noise)
+        deep_noise = DeepNoise(noise)
+        for layer in model.modules():
+            if isinstance(layer, _BatchNorm):
+                layer.register_forward_hook(_NoiseHook(deep_noise))
+    if dropout:
+        classify: Any = model.classify
+        classify.register_forward_pre_hook(_DropoutHook(dropout))
+
+
+class _NoiseHook:
+    """A forward hook that adds noise while its layer trains."""
+
+    def __init__(self, noise: nn.Module) -> None:
+        self.noise = noise
+
+    def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        noisy: Tensor = self.noise(output) if layer.training else output
+        return noisy
+
+
+class _DropoutHook:
+    """A forward pre-hook that drops maps of a layer's input while the layer trains."""
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        if not layer.training:
+            return inputs[0]
+        if inputs[0].dim() == 2:  # vectors, as in classification
+            return functional.dropout(inputs[0], self.probability)
+        return torch.feature_dropout(inputs[0], self.probability, train=True)

@@ -1,0 +1,167 @@
+"""Options that try the paper's proposals: they act, are recorded, and resume bit for bit."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.optim import set_lr
+from deepcontrol.workbench.train.build import build_model, build_objective
+from deepcontrol.workbench.train.checkpoint import load
+from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.config_file import from_json, to_json
+from deepcontrol.workbench.train.distributed import Group
+from deepcontrol.workbench.train.proposals import add_noise_, lambdas
+from deepcontrol.workbench.train.start import build_optimizer
+from tests.workbench.train.runs import (
+    command,
+    differences,
+    metrics,
+    signal_at_step,
+    tiny,
+    train_here,
+)
+
+CPU = Group(torch.device("cpu"))
+RANDOM: dict[str, dict[str, Any]] = {
+    "dropout": {"dropout": 0.3},
+    "bn-dropout": {"dropout": 0.3, "norm": "bn"},
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_killed_runs_end_alike(
+    name: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uninterrupted, run = tmp_path / "uninterrupted", tmp_path / "run"
+    train_here(uninterrupted, **RANDOM[name])
+    with monkeypatch.context() as patch:
+        signal_at_step(6, signal.SIGTERM, patch)  # in the middle of an epoch
+        assert main(command(run, **RANDOM[name])) == 128 + signal.SIGTERM
+    torch.rand(7)  # another state of the generator
+    train_here(run)  # without the options: config.json has them
+    assert differences(run, uninterrupted) == []
+    assert metrics(run)[0]["val_error"] == metrics(uninterrupted)[0]["val_error"]
+    losses = [line["train_loss"] for line in metrics(run)[1:]]
+    assert losses != [line["train_loss"] for line in metrics(whole)[1:]]
+
+
+def test_seeds_have_other_random_numbers() -> None:
+    """So have the processes of a run."""
+    x, drawn = torch.ones(1, 64, 8, 8), set()
+    for seed, rank in ((0, 0), (0, 1), (1, 0)):
+        model = build_model(tiny(), 19)
+        model.classify = torch.nn.Identity()
+        add_noise_(model, 0.0, 0.5, seed, rank)
+        drawn.add(tuple(model.classify(x)[0, :, 0, 0].tolist()))
+    assert len(drawn) == 3
+
+
+def test_dropout_sets_whole_maps_to_0_in_training() -> None:
+    model = build_model(tiny(), 19)
+    model.classify = torch.nn.Identity()
+    add_noise_(model, 0.0, 0.25, 0, 0)
+    x = torch.ones(50, 64, 2, 2)
+    y = model.classify(x)
+    assert torch.equal(y, y[:, :, :1, :1].expand_as(y))
+    assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
+    torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 4 / 3))
+    assert torch.equal(model.eval().classify(x), x)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-4])
+def test_lambda_has_a_learning_rate_of_its_own(weight_decay: float) -> None:
+    config = tiny(lambda_lr=10, weight_decay=weight_decay, lr=0.5)
+    model = build_model(config, 19)
+    optimizer = build_optimizer(config, model, CPU)
+    chosen = set(map(id, lambdas(model)))
+    assert len(chosen) == 25
+    for at in (0.5, 0.125):
+        set_lr(optimizer, at)
+        seen = 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                seen += 1
+                assert group["lr"] == at * (10 if id(parameter) in chosen else 1)
+        assert seen == len(list(model.parameters()))
+
+
+def test_lambda_starts_where_asked_and_moves_by_its_learning_rate(tmp_path: Path) -> None:
+    """Without momentum, the first step of lambda is ten times as long."""
+    moved = []
+    for factor in (1, 10):
+        out = tmp_path / str(factor)
+        flags = {"epochs": 1, "train_limit": 2, "momentum": 0, "lambda_start": 0}
+        train_here(out, lambda_lr=factor, **flags)
+        weights = load(out / "last").model
+        names = [name for name in weights if name.endswith("mean_scale")]
+        moved.append(torch.cat([weights[name] for name in names]))
+    assert 0 < moved[0].abs().max() < 0.1
+    torch.testing.assert_close(moved[1], 10 * moved[0])
+    assert all((p == 2.5).all() for p in lambdas(build_model(tiny(lambda_start=2.5), 19)))
+
+
+def test_class_weights_can_be_left_out() -> None:
+    class Labels:
+        histogram = torch.tensor([600, 300, 100]).numpy()
+
+    device, logits = torch.device("cpu"), torch.randn(2, 3, 4, 4)
+    labels = torch.randint(0, 3, (2, 4, 4), dtype=torch.uint8)
+    objective = build_objective(tiny(class_weights="none"), Labels(), device)  # type: ignore[arg-type]
+    plain = torch.nn.functional.cross_entropy(logits, labels.long())
+    torch.testing.assert_close(objective.loss(logits, labels), plain)
+    weighted = build_objective(tiny(), Labels(), device)  # type: ignore[arg-type]
+    assert abs(weighted.loss(logits, labels) - plain) > 1e-3
+
+
+def test_best_recipe(tmp_path: Path) -> None:
+    best = tiny(recipe="best")
+    found = (best.schedule, best.weight_decay, best.augmentation, best.class_weights)
+    assert found == ("cosine", 5e-4, "strong", "none")
+    assert best.warmup_epochs == pytest.approx(0.3)  # a tenth of 3 epochs
+    assert (best.learning_rate, best.momentum) == (0.04, 0.9)
+    mine = tiny(recipe="best", augment="none", class_weights="enet", weight_decay=0)
+    assert (mine.augment, mine.class_weights, mine.weight_decay) == ("none", "enet", 0.0)
+    assert from_json(to_json(best)) == best
+    volumes = Train(
+        out=tmp_path, recipe="best", model="unet3d", data="nnunet", size=(32, 32, 32), channels=1
+    )
+    assert volumes.augmentation == "flip"
+    train_here(tmp_path / "run", recipe="best")
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert stored["recipe"] == "best"
+    assert stored["augment"] == "strong"
+    assert stored["class_weights"] == "none"
+    train_here(tmp_path / "run", recipe="best")  # resumed: the same settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"noise": -0.1}, "--noise must be at least 0, got -0.1"),
+        ({"noise": 0.1, "norm": "gn"}, "--noise is for --norm agc and bn, not gn"),
+        ({"dropout": 1.0}, "--dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": 0.5, "model": "timm:resnet18"}, "--dropout is for networks of this package"),
+        ({"gems": "on", "norm": "bn"}, "--gems is for --norm agc, not bn"),
+        ({"gems": "on", "gems_cap": 0.5}, "--gems-cap must be at least 1, got 0.5"),
+        ({"gems_cap": 5.0}, "--gems-cap needs --gems on or control"),
+        ({"lambda_lr": 0.0}, "--lambda-lr must be positive, got 0.0"),
+        ({"lambda_lr": 2.0, "norm": "bn"}, "--lambda-lr is for --norm agc, not bn"),
+        ({"lambda_start": 2.0, "norm": "bn"}, "--lambda-start is for --norm agc, not bn"),
+        ({"lambda_start": 2.0, "fixed_lambda": 1.0}, "--lambda-start and --fixed-lambda exclude"),
+        ({"background": "median", "norm": "bn"}, "--background is for --norm agc, not bn"),
+        ({"class_weights": "none", "class_weight_scale": 2.0}, "needs --class-weights enet"),
+        ({"model": "resnet20", "data": "cifar10", "recipe": "best"}, "best is for segmentation"),
+        (
+            {"model": "resnet20", "data": "cifar10", "class_weights": "none"},
+            "--class-weights is for segmentation",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Train(out=Path("x"), **flags)
