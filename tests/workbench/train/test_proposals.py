@@ -143,7 +143,7 @@ def test_best_recipe(tmp_path: Path) -> None:
         ({"noise": -0.1}, "--noise must be at least 0, got -0.1"),
         ({"noise": 0.1, "norm": "gn"}, "--noise is for --norm agc and bn, not gn"),
         ({"dropout": 1.0}, "--dropout must be at least 0 and below 1, got 1.0"),
-        ({"dropout": 0.5, "model": "timm:resnet18"}, "--dropout is for networks of this package"),
+        ({"dropout": 0.5, "model": "smp:Unet/resnet34"}, "--dropout is for networks of this package"),
         ({"gems": "on", "norm": "bn"}, "--gems is for --norm agc, not bn"),
         ({"gems": "on", "gems_cap": 0.5}, "--gems-cap must be at least 1, got 0.5"),
         ({"gems_cap": 5.0}, "--gems-cap needs --gems on or control"),
