@@ -71,6 +71,7 @@ class Protocol:
     warmup_epochs: float = 0.0
     weight_decay: float = 0.0
     augment: str | None = None  # None: the default of the task
+    class_weights: str = "enet"
 
 
 @dataclass(frozen=True, kw_only=True)

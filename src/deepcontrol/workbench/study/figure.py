@@ -124,11 +124,13 @@ FIGURE_2 = (
 )
 
 
-def figure_2(runs: Mapping[Arm, Sequence[str]], lr_scale: float) -> tuple[Panel, ...]:
-    """Return the panels of figure 2 that compare something figure 1 does not draw."""
+def figure_2(
+    runs: Mapping[Arm, Sequence[str]], lr_scale: float, specs: Sequence[PanelSpec] = FIGURE_2
+) -> tuple[Panel, ...]:
+    """Return the panels that compare something figure 1 does not draw."""
     in_figure_1 = {arm for spec in FIGURE_1 for arm in spec.arms}
     panels = []
-    for spec in FIGURE_2:
+    for spec in specs:
         arms = tuple(arm for arm in spec.arms if arm.scale_lr(lr_scale) in runs)
         if len(arms) > 1 and (arms == spec.arms or not in_figure_1.issuperset(arms)):
             panels.append(replace(spec, arms=arms).panel(runs, lr_scale))

@@ -156,8 +156,6 @@ class Train(Settings):
         for name in ("lambda_lr", "lambda_start"):
             if self.fixed_lambda is not None and getattr(self, name) != ADDED_LATER[name]:
                 raise ValueError(f"--{flag_name(name)} and --fixed-lambda exclude each other")
-        if self.recipe == "best" and self.task != "segmentation":
-            raise ValueError("--recipe best is for segmentation: use recommended")
 
     def _check_dataset(self) -> None:
         for name in ("augment", "train_limit", "val_limit", "data_root"):
@@ -215,6 +213,8 @@ class Train(Settings):
             raise ValueError(f"--init {self.init} is for images, not for volumes: use he")
 
     def _check_classification(self) -> None:
+        if self.recipe == "best" and self.task != "segmentation":
+            raise ValueError("--recipe best is for segmentation: use recommended")
         if self.init == "unit":
             raise ValueError(f"--init unit is for segmentation, not for --model {self.model}")
         if self.class_weight_scale != 1:

@@ -7,6 +7,7 @@ Noise and dropout are random numbers of torch's default generators. A checkpoint
 these, and a captured step draws from them, so that a resumed run continues bit for bit.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -17,40 +18,49 @@ from torch.nn.modules.batchnorm import _BatchNorm
 PROCESSES = 2**16  # each process of a run has random numbers of its own
 
 
-def parse_background(text: str) -> Any:
-    """Return the background of --background: a name, or an estimator with its parameter.
+def parse_background(text: str) -> tuple[str, float]:
+    """Return the name and the parameter of --background; 0 if it has no parameter.
 
-    >>> parse_background("median"), parse_background("quantile:0.3")
-    ('median', Quantile(q=0.3))
+    >>> parse_background("median"), parse_background("window:15")
+    (('median', 0.0), ('window', 15.0))
 
     Raises:
         ValueError: The text has another form, or the parameter is out of range.
     """
-    if text in ("mean", "median"):
-        return text
-    from ...nn import Quantile, TrimmedMean, WindowMean
-
-    estimators: dict[str, Any] = {
-        "window": lambda text: WindowMean(int(text)),
-        "quantile": lambda text: Quantile(float(text)),
-        "trimmed": lambda text: TrimmedMean(float(text)),
-    }
-    name, _, parameter = text.partition(":")
+    name, separator, parameter = text.partition(":")
     try:
-        return estimators[name](parameter)
-    except (KeyError, ValueError) as error:
-        reason = "" if isinstance(error, KeyError) else f" ({error})"
+        value = float(parameter) if separator else 0.0
+    except ValueError:
+        value = math.nan
+    is_valid = {
+        "mean": not separator,
+        "median": not separator,
+        "window": value >= 1 and value % 2 == 1,
+        "quantile": bool(separator) and 0 <= value <= 1,
+        "trimmed": bool(separator) and 0 <= value < 0.5,
+    }
+    if not is_valid.get(name):
         raise ValueError(
-            f"--background must be mean, median, window:15, quantile:0.3 or trimmed:0.1, with any "
-            f"numbers; got {text}{reason}"
-        ) from None
+            "--background must be mean, median, window:N with an odd N, quantile:Q with Q from 0 "
+            f"to 1, or trimmed:F with F below 0.5; got {text}"
+        )
+    return name, value
 
 
 def set_background_(model: nn.Module, text: str) -> None:
     """Set the background of all AGC layers of a network."""
-    if text == "mean":
+    name, value = parse_background(text)
+    if name == "mean":
         return
-    background = parse_background(text)
+    from ...nn import Quantile, TrimmedMean, WindowMean
+
+    background: Any = name
+    if name != "median":
+        background = {
+            "window": lambda: WindowMean(int(value)),
+            "quantile": lambda: Quantile(value),
+            "trimmed": lambda: TrimmedMean(value),
+        }[name]()
     layers = [layer for layer in model.modules() if hasattr(layer, "background")]
     if not layers:
         raise ValueError(f"--background {text}: the network has no AGC layer with feature maps")
