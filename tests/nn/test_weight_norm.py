@@ -23,7 +23,7 @@ from deepcontrol import (
 from deepcontrol.nn import AGCConvPool2d, SharedMeans, saved_bytes
 from deepcontrol.ops import max_pool2x2
 from deepcontrol.ops.activation import ACTIVATIONS
-from deepcontrol.workbench.train.layer_stats import unpooled
+from deepcontrol.workbench.train.evaluate import unpooled
 
 NEURONS = {1: (AGCConv1d, (9,)), 2: (AGCConv2d, (7, 6)), 3: (AGCConv3d, (4, 5, 4))}
 

@@ -27,8 +27,8 @@ from ..folders.studyfolder import (
 )
 from ..report.text import check_found, measurement_line
 from ..train.build import open_sources
-from ..train.interrupts import interrupts
 from ..train.progress import duration
+from ..train.run import interrupts
 from .executors import Local, OnRay, find_slots, visible_gpus
 from .jobs import (
     CurveCache,

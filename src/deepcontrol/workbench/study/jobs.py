@@ -28,7 +28,7 @@ from ..models import is_agc
 from ..train.config import Train
 from ..train.config_file import ConfigChangedError, changed_settings, differences, load_config
 from ..train.ensemble import check_configs
-from ..train.interrupts import Interrupts
+from ..train.run import Interrupts
 from .arms import Arm, Tuned
 from .claims import Claim
 from .figure import FIGURE_1

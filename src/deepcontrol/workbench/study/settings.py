@@ -23,14 +23,13 @@ from .classification import (
     PLAIN,
     RESIDUAL,
 )
-from .figure import FIGURE_2, PanelSpec
+from .figure import FIGURE_2, PanelSpec, SweepSpec
 from .proposals import (
     PROPOSAL_CLAIMS,
     PROPOSAL_PANELS,
     RECIPE_CLAIMS,
     RECIPE_PANELS,
 )
-from .sweeps import SweepSpec
 
 Name = Literal[
     "quick",

@@ -18,10 +18,10 @@ from ..sizes import format_size
 from .build import build_model, build_network, open_samples, open_sources, with_channels
 from .config import Train
 from .config_file import check_code, check_unchanged, load_config
+from .diagnosis import state_bytes
 from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .find_lr import run_find_lr
 from .loop import train
-from .memory import state_bytes
 from .trainer import evaluate_checkpoint
 
 MIB = 2**20

@@ -28,10 +28,9 @@ from .config import Train, flag_name
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib
 from .faults import FaultError, GuardStatus, is_out_of_memory
-from .interrupts import Interrupts, Stopped, interrupts
 from .loop import finish_epoch
 from .progress import Display, step_status
-from .run import TrainingRun
+from .run import Interrupts, Stopped, TrainingRun, interrupts
 from .settings import ADDED_LATER
 from .start import claim_folder, is_finished, load_started_config, open_run
 

@@ -41,15 +41,13 @@ from .build import (
 from .checkpoint import CheckpointError, CheckpointWriter, check_config, is_intact, load_last
 from .config import Train
 from .config_file import check_unchanged, load_config, save_config, spelled_as
+from .diagnosis import check_memory
 from .distributed import Group, choose_autocast, describe_machine, shard_
-from .ema import MovingAverage, evaluated_model
+from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import Guard, GuardReader
-from .interrupts import Interrupts, Stopped
-from .layer_stats import LayerStats
-from .memory import check_memory
 from .progress import Display, Events
 from .proposals import add_noise_, lambdas
-from .run import TrainingRun, has_schedule
+from .run import Interrupts, Stopped, TrainingRun, has_schedule
 from .snapshot import Position, restore
 
 
