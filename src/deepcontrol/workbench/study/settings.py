@@ -279,8 +279,8 @@ class Reproduce:
     Fashion-MNIST. proposals: noise, GEMS, backgrounds, momentum and lambda in short runs on CamVid.
     segmentation-recipe: `train --recipe best` with AGC and BatchNorm on CamVid."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLAIM...")] = ()
-    """Train only the runs that these claims need, as in fig1a,fig1b. Default: all claims of the
-    preset. Claims that the study folder already has are judged as well. --dry-run lists the ids."""
+    """Train only the runs that these claims need, for example fig1a,fig1b. Default: all claims of
+    the preset. Claims already in the study folder are judged as well. --dry-run lists the ids."""
     seeds: int | None = None
     """Number of seeds per arm. Default: the preset's. A rule needs at least two."""
     epochs: int | None = None
@@ -294,8 +294,8 @@ class Reproduce:
     than one per GPU is faster only with NVIDIA MPS."""
     at_once: int = 1
     """Number of classifiers that one process trains at once. Runs that differ only in seed and
-    learning rate become one vectorized network, whose steps take hardly longer than those of one at
-    batch sizes 1 and 2. They have no checkpoints: an interrupted ensemble starts again."""
+    learning rate become one vectorized network. At batch sizes 1 and 2 its steps take hardly longer
+    than those of a single network. It has no checkpoints: an interrupted ensemble starts again."""
     minutes: float | None = None
     """Time limit. After it, runs are saved and stopped; the same command resumes them. 0 trains
     nothing and judges the finished runs. Saving and the page take extra time."""
@@ -311,7 +311,7 @@ class Reproduce:
     keep_checkpoints: bool = False
     """Keep the checkpoints of finished runs for `eval` and `predict`: 0.6 GB each at full width."""
     dry_run: bool = False
-    """List the runs and their progress, and exit."""
+    """List the claims, the runs and their progress, count images and steps, and exit."""
 
     def __post_init__(self) -> None:
         for name in ("seeds", "epochs", "slots", "at_once"):
@@ -326,7 +326,9 @@ class Reproduce:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 0, got {value}")
         known = self.known_ids
         if self.only and not self.ids:
-            raise ValueError("--only names no claim: name some, as in fig1a,fig1b, or omit it")
+            raise ValueError(
+                "--only names no claim: name some, for example fig1a,fig1b, or omit it"
+            )
         unknown = sorted(set(self.ids) - set(known))
         if unknown:
             raise ValueError(

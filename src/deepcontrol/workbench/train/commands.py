@@ -36,7 +36,8 @@ class TrainCommand(Train):
     """Print parameters, memory, steps and run folder, and exit."""
     find_lr: bool = False
     """Try learning rates from 1/32 to 32 times --lr (or its default) in short trainings, print a
-    table with a suggestion, write find-lr.png to the run folder, and exit. A run is not changed."""
+    table with a suggestion, write find-lr.png to the run folder, and exit. An existing run is not
+    changed."""
     find_lr_steps: int = 200
     """Steps at each learning rate of --find-lr."""
 
