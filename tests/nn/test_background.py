@@ -172,6 +172,18 @@ def test_copies_and_pickles(background: object) -> None:
     assert f"background={name}(" in repr(layer)
 
 
+def test_a_background_may_be_assigned() -> None:
+    x = torch.randn(1, 3, 7, 7)
+    for layer in (AGCConv2d(3, 4, 3), AGC2d(3)):
+        layer.background = "median"  # type: ignore[assignment]
+        other = copy.deepcopy(layer)
+        other.background = Quantile(0.5)
+        assert torch.equal(layer(x), other(x))
+        layer.background = "mode"  # type: ignore[assignment]
+        with pytest.raises(ValueError, match="unknown background"):
+            layer(x)
+
+
 def test_a_background_may_be_a_module() -> None:
     class Blur(nn.Module):
         def __init__(self) -> None:

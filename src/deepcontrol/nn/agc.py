@@ -76,10 +76,11 @@ class _AGC(FxLeaf, nn.Module):
         if is_plain(self):
             return agc(input, self.weight, self.bias, self.mean_scale)
         parameters = self.weight, self.bias, self.mean_scale
-        if isinstance(self.background, str):
+        background = check_background(self.background)  # a name may be assigned later
+        if background == "mean":
             y = agc(input, *parameters)
         else:
-            y = subtract_background(input, self.background, *parameters)
+            y = subtract_background(input, background, *parameters)
         return deep_noise(y, self.noise) if self.noise and self.training else y
 
     def extra_repr(self) -> str:

@@ -218,17 +218,15 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         """Run the neuron with another background than the mean, or with noise."""
         noisy = self.noise != 0 and self.training
         activation = "none" if noisy else self.activation
-        if isinstance(self.background, str):
-            v = self._convolved(input)
-            y = center_bias_act(v, self.bias, self.mean_scale, activation, overwrite=True)
-        elif is_homogeneous(self.background):
-            v = self._convolved(input)
-            rest = self.bias, self.mean_scale, activation
-            y = subtract_background(v, self.background, None, *rest)
+        background = check_background(self.background)  # a name may be assigned later
+        rest = self.bias, self.mean_scale, activation
+        if background == "mean":
+            y = center_bias_act(self._convolved(input), *rest, overwrite=True)
+        elif is_homogeneous(background):
+            y = subtract_background(self._convolved(input), background, None, *rest)
         else:  # b(gamma z) is not gamma b(z), so the gain cannot go into the filters
             z = self._convolved(input, torch.ones_like(self.gain))
-            rest = self.bias, self.mean_scale, activation
-            y = subtract_background(z, self.background, self.gain, *rest)
+            y = subtract_background(z, background, self.gain, *rest)
         return get_activation(self.activation).apply(deep_noise(y, self.noise)) if noisy else y
 
     def _convolved(self, input: Tensor, gain: Tensor | None = None) -> Tensor:

@@ -95,7 +95,7 @@ class LoadHint:
 
 def is_plain(layer: Any) -> bool:
     """Return whether an AGC layer now subtracts the mean and adds no noise: the fused paths."""
-    return isinstance(layer.background, str) and (layer.noise == 0 or not layer.training)
+    return layer.background == "mean" and (layer.noise == 0 or not layer.training)
 
 
 def require_mean(model: nn.Module, name: str) -> None:
@@ -106,7 +106,7 @@ def require_mean(model: nn.Module, name: str) -> None:
     """
     for path, layer in model.named_modules():
         background = getattr(layer, "background", "mean")
-        if hasattr(layer, "mean_scale") and not isinstance(background, str):
+        if hasattr(layer, "mean_scale") and background != "mean":
             raise ValueError(
                 f"{name} supports AGC layers that subtract the mean of their map, but "
                 f"{path or type(layer).__name__} has background={background!r}. Use the model as "
@@ -117,7 +117,7 @@ def require_mean(model: nn.Module, name: str) -> None:
 def extras_repr(layer: Any) -> str:
     """Return background and noise of an AGC layer for its repr, unless they are the defaults."""
     background = layer.background
-    shown = "" if isinstance(background, str) else f", background={background!r}"
+    shown = "" if background == "mean" else f", background={background!r}"
     return shown + (f", noise={layer.noise:g}" if layer.noise else "")
 
 

@@ -231,9 +231,9 @@ def check_background(background: Background) -> Estimator | Literal["mean"]:
     )
 
 
-def is_homogeneous(background: Estimator | str) -> bool:
+def is_homogeneous(background: Estimator) -> bool:
     """Return whether b(a z) = a b(z) for every number a, so that gamma may go into the filters."""
-    return isinstance(background, str) or bool(getattr(background, "homogeneous", False))
+    return bool(getattr(background, "homogeneous", False))
 
 
 def subtract_background(
