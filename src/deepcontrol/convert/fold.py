@@ -24,7 +24,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from ..nn import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
 from ..nn.agc import _AGC
 from ..nn.conv import FlexiblePadding, _AGCConv, check_input, padded, same_padding
-from ..nn.layer import BatchNormFusionGuard, FxLeaf
+from ..nn.layer import BatchNormFusionGuard, FxLeaf, require_mean
 from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps
@@ -71,7 +71,8 @@ def fold(model: nn.Module) -> nn.Module:
         The folded copy.
 
     Raises:
-        ValueError: If the model is scripted or has no AGC layer.
+        ValueError: If the model is scripted, has no AGC layer, or has one with another background
+            than the mean.
 
     >>> from deepcontrol import AGCConv2d
     >>> model = nn.Sequential(AGCConv2d(3, 8, 3, padding=1), AGCConv2d(8, 8, 3, stride=2))
@@ -90,6 +91,7 @@ def fold(model: nn.Module) -> nn.Module:
             f"no AGC layer in {type(model).__name__}: convert it with to_agc first; a folded or "
             "calibrated model cannot be folded again"
         )
+    require_mean(model, "fold")
     model = copy_model(model, isolate=False).model.eval().requires_grad_(False)
     model = replace_modules(model, _fuse_agc_layers(model))
     replacements: dict[nn.Module, nn.Module] = {}

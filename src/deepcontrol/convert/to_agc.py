@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import nn
 
+from ..ops.background import Background, check_background
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
 from .norms import NormKind, Where, check_kinds, keeps_function, refuse_frozen, warn_trained
@@ -35,6 +36,7 @@ def to_agc(
     frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
+    background: Background = "mean",
 ) -> nn.Module: ...
 
 
@@ -51,6 +53,7 @@ def to_agc(
     frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
+    background: Background = "mean",
 ) -> tuple[nn.Module, Report]: ...
 
 
@@ -66,6 +69,7 @@ def to_agc(
     frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
+    background: Background = "mean",
 ) -> nn.Module | tuple[nn.Module, Report]:
     """Replace every norm of a model by AGC (automatic gain control), in place.
 
@@ -146,6 +150,9 @@ def to_agc(
             BatchNorms are estimated again first (reestimate_statistics).
         generator: Random number generator for the filters of init="scratch"; torch's default if
             None.
+        background: Estimator in place of the mean in every new layer, as in AGCConv2d. The initial
+            gains are those for the mean. With init="bn" lambda starts at 0, so that the function
+            does not depend on it.
 
     Returns:
         The converted model (the same object, unless the model itself is a BatchNorm), or
@@ -189,6 +196,7 @@ def to_agc(
             f"frozen=True keeps the function of FrozenBatchNorm2d, and init={init!r} does not: use "
             "init='bn' or 'centered'"
         )
+    background = check_background(background)
     kinds = check_kinds(norms, init)
     planned = stand_ins(model, kinds, where) | (batchnorms_of_frozen(model) if frozen else {})
     originals = {stand_in: norm for norm, stand_in in planned.items()}
@@ -215,6 +223,8 @@ def to_agc(
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, originals | conversion.replacements)
+    for layer in conversion.layers.values():
+        layer.background = background  # type: ignore[assignment]
     disabled = disable_fusers(converted, conversion.layers.values())
     corrected = set[nn.Module]()
     if init == "scratch" and example is not None:
