@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from deepcontrol.nn import Quantile, TrimmedMean, WindowMean
+from deepcontrol.ops import max_pool2x2
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.optim import set_lr
 from deepcontrol.workbench.train.build import build_model, build_objective
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import from_json, to_json
 from deepcontrol.workbench.train.distributed import Group
+from deepcontrol.workbench.train.evaluate import LayerStats, unpooled
 from deepcontrol.workbench.train.proposals import add_noise_, lambdas
 from deepcontrol.workbench.train.start import build_optimizer
 from tests.workbench.train.runs import (
@@ -27,6 +30,9 @@ from tests.workbench.train.runs import (
 
 CPU = Group(torch.device("cpu"))
 RANDOM: dict[str, dict[str, Any]] = {
+    "noise": {"noise": 0.2},
+    "bn-noise": {"noise": 0.2, "norm": "bn"},
+    "noise-ema": {"noise": 0.2, "ema": 0.9, "accumulate": 2, "background": "median"},
     "dropout": {"dropout": 0.3},
     "bn-dropout": {"dropout": 0.3, "norm": "bn"},
 }
@@ -47,6 +53,69 @@ def test_killed_runs_end_alike(
     assert metrics(run)[0]["val_error"] == metrics(uninterrupted)[0]["val_error"]
     losses = [line["train_loss"] for line in metrics(run)[1:]]
     assert losses != [line["train_loss"] for line in metrics(whole)[1:]]
+
+
+@pytest.mark.parametrize("norm", ["agc", "bn"])
+def test_noise_acts_in_training_only(norm: str) -> None:
+    """Each map gets noise relative to its standard deviation, also behind a BatchNorm."""
+    config = tiny(norm=norm, noise=0.25)
+    model, x = build_model(config, 19), torch.randn(2, 3, 32, 64)
+    plain = build_model(config, 19)
+    add_noise_(model, config.noise, 0.0, 0, 0)
+    assert torch.equal(model.eval()(x), plain.eval()(x))
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert not torch.equal(model.train()(x), plain.train()(x))
+    if norm == "bn":
+        own, other = (m.encoder[0].convolutions[0][:2] for m in (model, plain))
+        clean, noisy = other(x), own(x)
+        relative = (noisy - clean).std((2, 3)) / clean.std((2, 3))
+        assert relative.mean().item() == pytest.approx(0.25, rel=0.05)
+
+
+def test_noise_needs_a_layer_that_adds_it() -> None:
+    with pytest.raises(ValueError, match="no layer of Linear adds noise"):
+        add_noise_(torch.nn.Linear(2, 2), 0.1, 0.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("window:15", WindowMean(15)),
+        ("median", Quantile(0.5)),
+        ("quantile:0.3", Quantile(0.3)),
+        ("trimmed:0.1", TrimmedMean(0.1)),
+    ],
+)
+def test_background_is_set_in_every_layer(text: str, expected: Any, tmp_path: Path) -> None:
+    """A run with it trains, records its layers, resumes and is evaluated."""
+    model = build_model(tiny(background=text), 19)
+    found = [m.background for m in model.modules() if hasattr(m, "background")]
+    assert found == [expected] * 25
+    flags = {"background": text, "sample_epochs": 1}
+    train_here(tmp_path / "run", epochs=1, **flags)
+    train_here(tmp_path / "run", epochs=2, **flags)
+    train_here(tmp_path / "whole", epochs=2, **flags)
+    assert differences(tmp_path / "run", tmp_path / "whole") == []
+    assert main(["eval", str(tmp_path / "run"), "--device", "cpu"]) == 0
+
+
+def test_open_fractions_with_another_background() -> None:
+    """A pooling layer is recomputed with its own background."""
+    torch.manual_seed(0)
+    model, x = build_model(tiny(background="quantile:0.9"), 19).eval(), torch.randn(1, 3, 32, 64)
+    with torch.no_grad():
+        layers = LayerStats(model).compute(x, CPU)
+        first, pooling = model.encoder[0].convolutions  # type: ignore[union-attr, misc]
+        pooled, _ = pooling(first(x))
+        whole = unpooled(pooling, first(x))
+    torch.testing.assert_close(max_pool2x2(whole)[0], pooled)
+    expected = (whole > 0).float().mean().item()
+    assert layers["encoder.0.convolutions.1"]["open"] == pytest.approx(expected)
+
+
+def test_background_needs_feature_maps() -> None:
+    with pytest.raises(ValueError, match="has no AGC layer with feature maps"):
+        build_model(Train(out=Path("x"), model="mlp", data="fashion-mnist", background="median"), 9)
 
 
 def test_seeds_have_other_random_numbers() -> None:
@@ -154,7 +223,7 @@ def test_best_recipe(tmp_path: Path) -> None:
         ({"lambda_lr": 2.0, "norm": "bn"}, "--lambda-lr is for --norm agc, not bn"),
         ({"lambda_start": 2.0, "norm": "bn"}, "--lambda-start is for --norm agc, not bn"),
         ({"lambda_start": 2.0, "fixed_lambda": 1.0}, "--lambda-start and --fixed-lambda exclude"),
-        ({"background": "window:4"}, "window:N with an odd N, .* got window:4"),
+        ({"background": "window:1.5"}, "window:N with N of at least 1, .* got window:1.5"),
         ({"background": "quantile"}, "got quantile"),
         ({"background": "trimmed:0.5"}, "F below 0.5; got trimmed:0.5"),
         ({"background": "mean:3"}, "got mean:3"),

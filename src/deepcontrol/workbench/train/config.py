@@ -127,7 +127,7 @@ class Train(Settings):
             )
         if self.schedule == "onecycle" and self.warmup_epochs:
             raise ValueError("--schedule onecycle has a rise of its own: omit --warmup-epochs")
-        for name in ("ema", "accumulate", "optimizer", "gems", "lambda_lr"):
+        for name in ("ema", "accumulate", "optimizer", "background", "gems", "lambda_lr"):
             if self.fsdp and getattr(self, name) != ADDED_LATER[name]:
                 raise ValueError(
                     f"--{flag_name(name)} does not support --fsdp yet: omit one of them"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...nn import AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
 from ...nn.conv import padded
 from ...ops import center_bias_act, gain_conv
+from ...ops.background import subtract_background
 from ..data import Batch, BatchStream
 from ..data.tiles import Windows, windows
 from ..metrics import ConfusionMatrix, sum_over_processes_
@@ -227,6 +228,9 @@ def unpooled(neuron: AGCConvPool2d, input: Tensor) -> Tensor:
     )
     x, padding = padded(neuron, input)
     geometry = (neuron.stride, padding, neuron.dilation, neuron.groups)
+    if not isinstance(neuron.background, str):
+        z = gain_conv(x, weight, torch.ones_like(gain), *geometry, neuron.filter_norm)
+        return subtract_background(z, neuron.background, gain, bias, lam, neuron.activation)
     v = gain_conv(x, weight, gain, *geometry, neuron.filter_norm)
     return center_bias_act(v, bias, lam, neuron.activation, overwrite=True)
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...nn import DeepNoise, Quantile, TrimmedMean, WindowMean, set_noise_
+
 PROCESSES = 2**16  # each process of a run has random numbers of its own
 
 
@@ -35,14 +37,14 @@ def parse_background(text: str) -> tuple[str, float]:
     is_valid = {
         "mean": not separator,
         "median": not separator,
-        "window": value >= 1 and value % 2 == 1,
+        "window": value >= 1 and value % 1 == 0,
         "quantile": bool(separator) and 0 <= value <= 1,
         "trimmed": bool(separator) and 0 <= value < 0.5,
     }
     if not is_valid.get(name):
         raise ValueError(
-            "--background must be mean, median, window:N with an odd N, quantile:Q with Q from 0 "
-            f"to 1, or trimmed:F with F below 0.5; got {text}"
+            "--background must be mean, median, window:N with N of at least 1, quantile:Q with Q "
+            f"from 0 to 1, or trimmed:F with F below 0.5; got {text}"
         )
     return name, value
 
@@ -52,20 +54,17 @@ def set_background_(model: nn.Module, text: str) -> None:
     name, value = parse_background(text)
     if name == "mean":
         return
-    from ...nn import Quantile, TrimmedMean, WindowMean
-
-    background: Any = name
-    if name != "median":
-        background = {
-            "window": lambda: WindowMean(int(value)),
-            "quantile": lambda: Quantile(value),
-            "trimmed": lambda: TrimmedMean(value),
-        }[name]()
+    background = {
+        "median": lambda: Quantile(0.5),
+        "window": lambda: WindowMean(int(value)),
+        "quantile": lambda: Quantile(value),
+        "trimmed": lambda: TrimmedMean(value),
+    }[name]()
     layers = [layer for layer in model.modules() if hasattr(layer, "background")]
     if not layers:
         raise ValueError(f"--background {text}: the network has no AGC layer with feature maps")
     for layer in layers:
-        layer.background = background
+        layer.background = background  # type: ignore[assignment]
 
 
 def lambdas(model: nn.Module) -> list[nn.Parameter]:
@@ -90,13 +89,11 @@ def add_noise_(model: nn.Module, noise: float, dropout: float, seed: int, rank: 
         return
     torch.manual_seed((seed * PROCESSES + rank) % 2**63)
     if noise:
-        from ...nn import DeepNoise, set_noise_
-
-        set_noise_(model, noise)
-        deep_noise = DeepNoise(noise)
-        for layer in model.modules():
-            if isinstance(layer, _BatchNorm):
-                layer.register_forward_hook(_NoiseHook(deep_noise))
+        norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+        for norm in norms:
+            norm.register_forward_hook(_NoiseHook(noise))
+        if not norms or lambdas(model):
+            set_noise_(model, noise)  # raises if there is no layer that adds noise
     if dropout:
         classify: Any = model.classify
         classify.register_forward_pre_hook(_DropoutHook(dropout))
@@ -105,8 +102,8 @@ def add_noise_(model: nn.Module, noise: float, dropout: float, seed: int, rank: 
 class _NoiseHook:
     """A forward hook that adds noise while its layer trains."""
 
-    def __init__(self, noise: nn.Module) -> None:
-        self.noise = noise
+    def __init__(self, relative: float) -> None:
+        self.noise = DeepNoise(relative)
 
     def __call__(self, layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         noisy: Tensor = self.noise(output) if layer.training else output

@@ -33,7 +33,7 @@ from ..sizes import Size, TrainingSize
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 
 Augmentation = Literal["none", "flip", "crop+flip", "strong"]
-GEMS_CAP = 10.0
+GEMS_CAP = 16.0
 
 # Fields that are newer than format 1, with the values that older runs were trained with.
 ADDED_LATER = {
@@ -87,9 +87,9 @@ class Settings:
     pretrained: bool = False
     """Start from the pretrained weights of timm, smp or torchvision."""
     norm: Norm = "agc"
-    """Normalization: agc (automatic gain control), agc+wn (AGC with weight normalization), bn (BatchNorm), gn
-    (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response Normalization), evonorm-s0,
-    ws+gn (weight standardization and GroupNorm), or none."""
+    """Normalization: agc (automatic gain control), agc+wn (AGC with weight normalization), bn
+    (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter Response
+    Normalization), evonorm-s0, ws+gn (weight standardization and GroupNorm), or none."""
     data: Literal[DataName, DatasetName] = "streets"
     """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`), coco images
     with COCO's JSON, and nnunet volumes in nnU-Net's raw layout. cityscapes14 is Cityscapes with
@@ -111,7 +111,7 @@ class Settings:
     is dropped. Volumes have those of dataset.json."""
     val_fraction: float = 0.2
     """Fraction of the images for validation: for --data folder and coco without val/, and for the
-    cases of nnunet. Chosen by a hash of the file name, so that new images do not change the split."""
+    cases of nnunet. A hash of the file name decides, so that new images do not change the split."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
@@ -121,10 +121,11 @@ class Settings:
     is the same up to rounding; BatchNorm normalizes each part by itself."""
     recipe: RecipeName = "paper"
     """Defaults of --schedule, --warmup-epochs, --weight-decay, --augment and --class-weights;
-    explicit options take precedence. paper has a constant learning rate and no weight decay. recommended
-    has a warm-up of 1 epoch (at most a tenth of --epochs), a cosine schedule, and a weight decay of
-    0.0001 (0.01 for adamw). best is for segmentation: recommended with a weight decay of 0.0005,
-    --augment strong and --class-weights none. Learning rate and momentum are the same in all."""
+    explicit options take precedence. paper has a constant learning rate and no weight decay.
+    recommended has a warm-up of 1 epoch (at most a tenth of --epochs), a cosine schedule, and a
+    weight decay of 0.0001 (0.01 for adamw). best is for segmentation: recommended with a weight
+    decay of 0.0005, --augment strong and --class-weights none. Learning rate and momentum are the
+    same in all."""
     optimizer: OptimizerName = "sgd"
     """sgd (with momentum) or adamw."""
     lr: float | None = None
@@ -180,8 +181,8 @@ class Settings:
     """Set this fraction of the classifier's input maps to 0 in training."""
     gems: Literal["off", "on", "control"] = "off"
     """Gated effective minibatch size: divide each filter's gradient by the fraction of positions
-    where its ReLU is active. control scales each layer's gradient to the same norm, without
-    changing its direction. For --norm agc."""
+    where its ReLU is active. control scales the whole gradient to the same norm instead. For
+    --norm agc."""
     gems_cap: float = GEMS_CAP
     """Largest factor of --gems on a gradient."""
     class_weights: ClassWeights = None  # type: ignore[assignment]
