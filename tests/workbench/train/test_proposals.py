@@ -10,20 +10,23 @@ import torch
 
 from deepcontrol.nn import Quantile, TrimmedMean, WindowMean
 from deepcontrol.ops import max_pool2x2
+from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.optim import set_lr
-from deepcontrol.workbench.train.build import build_model, build_objective
+from deepcontrol.workbench.train.build import Objective, build_model, build_objective, move_
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import from_json, to_json
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import LayerStats, unpooled
 from deepcontrol.workbench.train.proposals import add_noise_, lambdas
 from deepcontrol.workbench.train.start import build_optimizer
+from tests.processes import DEADLOCK
 from tests.workbench.train.runs import (
     command,
     differences,
     metrics,
     signal_at_step,
+    start,
     tiny,
     train_here,
 )
@@ -53,6 +56,47 @@ def test_killed_runs_end_alike(
     assert metrics(run)[0]["val_error"] == metrics(uninterrupted)[0]["val_error"]
     losses = [line["train_loss"] for line in metrics(run)[1:]]
     assert losses != [line["train_loss"] for line in metrics(whole)[1:]]
+
+
+GPU_RUNS: dict[str, dict[str, Any]] = {
+    **RANDOM,
+    "gems": {"gems": "on", "lambda_lr": 10, "schedule": "cosine"},
+    "gems-control": {"gems": "control"},
+    "window": {"background": "window:5", "noise": 0.1},
+    "median": {"background": "median"},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_RUNS)
+def test_resumed_runs_end_alike_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """In separate processes, because determinism is a process-wide setting."""
+    flags = {"device": "cuda", "deterministic": "", "batch_size": "1", **GPU_RUNS[name]}
+    flags["save_steps"] = "5"
+    stopped = "limit"
+    for out, more in (("whole", {}), (stopped, {"minutes": "0.0001"}), (stopped, {})):
+        process = start(tmp_path / out, **flags | more)
+        _, errors = process.communicate(timeout=DEADLOCK)
+        assert process.returncode == 0, errors
+    assert differences(tmp_path / stopped, tmp_path / "whole") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_RUNS)
+def test_captured_steps(name: str) -> None:
+    """A step is captured, and its replays draw new random numbers."""
+    device = torch.device("cuda")
+    config = tiny(lr=1e-30, momentum=0, device="cuda", **GPU_RUNS[name])
+    model = build_model(config, 19)
+    move_(model, device)
+    add_noise_(model, config.noise, config.dropout, 0, 0)
+    optimizer = build_optimizer(config, model, Group(device))
+    step = TrainingStep(model, Objective("segnet").loss, optimizer, autocast=torch.bfloat16)
+    x = torch.randn(1, 3, 64, 64, device=device).contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(0, 19, (1, 64, 64), device=device, dtype=torch.uint8)
+    losses = {float(step(x, labels)) for _ in range(8)}
+    assert step.why_eager is None
+    assert (len(losses) > 5) == bool(config.noise or config.dropout)
 
 
 @pytest.mark.parametrize("norm", ["agc", "bn"])
