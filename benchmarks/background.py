@@ -78,9 +78,9 @@ def error_of(layer: Any, x: Tensor) -> str:
         z, gamma = layer._convolved(small).double(), None
     background = layer.background
     b = z.mean((2, 3), keepdim=True) if background == "mean" else background(z)
-    doubles = (None if a is None else a.double() for a in (gamma, layer.bias, layer.mean_scale))
-    activation = getattr(layer, "activation", "none")
-    wanted = reference.subtract_background(z, b, *doubles, activation)
+    gamma = None if gamma is None else gamma.double()
+    rest = layer.bias.double(), layer.mean_scale.double(), getattr(layer, "activation", "none")
+    wanted = reference.subtract_background(z, b, gamma, *rest)
     return f"{float((layer(small).double() - wanted).norm() / wanted.norm()):.1e}"
 
 

@@ -4,6 +4,7 @@ from . import _startup  # noqa: F401 (before everything that imports torch)
 from .convert import calibrate, fold, reestimate_statistics, signal_report, to_agc
 from .graphed_model import graphed
 from .nn import (
+    GEMS,
     AGC1d,
     AGC2d,
     AGC3d,
@@ -28,6 +29,7 @@ from .step import TrainingStep
 __version__ = "0.1.0"
 
 __all__ = [
+    "GEMS",
     "AGC1d",
     "AGC2d",
     "AGC3d",

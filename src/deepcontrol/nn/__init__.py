@@ -3,6 +3,7 @@
 from ..ops.background import Quantile, TrimmedMean, WindowMean
 from .agc import AGC1d, AGC2d, AGC3d, norm_act
 from .conv import AGCConv1d, AGCConv2d, AGCConv3d, AGCConvPool2d
+from .gems import GEMS
 from .init import branch_gain, he_init_, identity_init_, unit_init_
 from .linear import AGCLinear
 from .memory import saved_bytes
@@ -11,6 +12,7 @@ from .param_groups import param_groups
 from .shared_means import SharedMeans
 
 __all__ = [
+    "GEMS",
     "AGC1d",
     "AGC2d",
     "AGC3d",
