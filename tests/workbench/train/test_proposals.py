@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepcontrol.nn import Quantile, TrimmedMean, WindowMean
+from deepcontrol.nn import GEMS, Quantile, TrimmedMean, WindowMean
 from deepcontrol.ops import max_pool2x2
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main
@@ -19,7 +19,7 @@ from deepcontrol.workbench.train.config_file import from_json, to_json
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import LayerStats, unpooled
 from deepcontrol.workbench.train.proposals import add_noise_, lambdas
-from deepcontrol.workbench.train.start import build_optimizer
+from deepcontrol.workbench.train.start import build_gems, build_optimizer
 from tests.processes import DEADLOCK
 from tests.workbench.train.runs import (
     command,
@@ -91,6 +91,7 @@ def test_captured_steps(name: str) -> None:
     move_(model, device)
     add_noise_(model, config.noise, config.dropout, 0, 0)
     optimizer = build_optimizer(config, model, Group(device))
+    build_gems(config, model, optimizer)
     step = TrainingStep(model, Objective("segnet").loss, optimizer, autocast=torch.bfloat16)
     x = torch.randn(1, 3, 64, 64, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(0, 19, (1, 64, 64), device=device, dtype=torch.uint8)
@@ -105,7 +106,7 @@ def test_noise_acts_in_training_only(norm: str) -> None:
     config = tiny(norm=norm, noise=0.25)
     model, x = build_model(config, 19), torch.randn(2, 3, 32, 64)
     plain = build_model(config, 19)
-    add_noise_(model, config.noise, 0.0, 0, 0)
+    remove = add_noise_(model, config.noise, 0.0, 0, 0)
     assert torch.equal(model.eval()(x), plain.eval()(x))
     assert model.state_dict().keys() == plain.state_dict().keys()
     assert not torch.equal(model.train()(x), plain.train()(x))
@@ -114,6 +115,9 @@ def test_noise_acts_in_training_only(norm: str) -> None:
         clean, noisy = other(x), own(x)
         relative = (noisy - clean).std((2, 3)) / clean.std((2, 3))
         assert relative.mean().item() == pytest.approx(0.25, rel=0.05)
+    remove()
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), plain(x))
 
 
 def test_noise_needs_a_layer_that_adds_it() -> None:
@@ -183,6 +187,31 @@ def test_dropout_sets_whole_maps_to_0_in_training() -> None:
     assert (y == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
     torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 4 / 3))
     assert torch.equal(model.eval().classify(x), x)
+
+
+@pytest.mark.parametrize("gems", ["on", "control"])
+def test_gems_scales_the_gradients(
+    gems: str, run: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first step is GEMS's own; a resumed run continues with it."""
+    factors: list[torch.Tensor] = []
+    scale = GEMS.scale_
+
+    def kept(self: GEMS) -> None:
+        factors.append(torch.cat(self.factors()))
+        assert self.control == (gems == "control")
+        assert self.cap == 3
+        scale(self)
+
+    monkeypatch.setattr(GEMS, "scale_", kept)
+    train_here(run, epochs=1, gems=gems, gems_cap=3)
+    train_here(run, epochs=2)
+    assert len(factors) == 8
+    assert all((f >= 1).all() and (f <= 3).all() and f.max() > 1 for f in factors)
+    assert metrics(run)[1]["train_loss"] != metrics(whole)[1]["train_loss"]
+    again = run.with_name("again")
+    train_here(again, epochs=2, gems=gems, gems_cap=3)
+    assert differences(run, again) == []
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-4])

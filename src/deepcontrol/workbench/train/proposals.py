@@ -8,6 +8,7 @@ these, and a captured step draws from them, so that a resumed run continues bit 
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,8 +73,10 @@ def lambdas(model: nn.Module) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if name.rpartition(".")[2] == "mean_scale"]
 
 
-def add_noise_(model: nn.Module, noise: float, dropout: float, seed: int, rank: int) -> None:
-    """Add --noise and --dropout to a network that is trained.
+def add_noise_(
+    model: nn.Module, noise: float, dropout: float, seed: int, rank: int
+) -> Callable[[], None]:
+    """Add --noise and --dropout to a network that is trained; return a function that removes them.
 
     Noise is added by each AGC layer, or behind each BatchNorm. Dropout sets whole maps of the
     classifier's input to 0. Neither has parameters or acts in evaluation.
@@ -86,17 +89,26 @@ def add_noise_(model: nn.Module, noise: float, dropout: float, seed: int, rank: 
         rank: Rank of this process.
     """
     if not noise and not dropout:
-        return
+        return lambda: None
     torch.manual_seed((seed * PROCESSES + rank) % 2**63)
+    norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    has_own_noise = bool(noise) and (not norms or bool(lambdas(model)))
+    hooks = []
+    if has_own_noise:
+        set_noise_(model, noise)  # raises if there is no layer that adds noise
     if noise:
-        norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
-        for norm in norms:
-            norm.register_forward_hook(_NoiseHook(noise))
-        if not norms or lambdas(model):
-            set_noise_(model, noise)  # raises if there is no layer that adds noise
+        hooks += [norm.register_forward_hook(_NoiseHook(noise)) for norm in norms]
     if dropout:
         classify: Any = model.classify
-        classify.register_forward_pre_hook(_DropoutHook(dropout))
+        hooks.append(classify.register_forward_pre_hook(_DropoutHook(dropout)))
+
+    def remove() -> None:
+        if has_own_noise:
+            set_noise_(model, 0.0)
+        for hook in hooks:
+            hook.remove()
+
+    return remove
 
 
 class _NoiseHook:

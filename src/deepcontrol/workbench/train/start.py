@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from ... import __version__
-from ...nn import param_groups
+from ...nn import GEMS, param_groups
 from ...step import TrainingStep
 from ..data import BatchStream, DatasetSplit, Source
 from ..data.folder import FolderSource
@@ -129,9 +129,10 @@ def open_run(
         model = build_model(config, len(sources.train.classes))
     scale_to_images_(model, config, train)
     move_(model, group.device)
-    add_noise_(model, config.noise, config.dropout, config.seed, group.rank)
+    remove_noise = add_noise_(model, config.noise, config.dropout, config.seed, group.rank)
     wrapped = _wrap(model, config, group)
     optimizer = build_optimizer(config, model, group)
+    gems = build_gems(config, model, optimizer)
     average = None if config.ema is None else MovingAverage(model, optimizer, config.ema)
     position = _resume(config, model, optimizer, group, display, train, average)
     guard = Guard(optimizer, group)
@@ -190,13 +191,16 @@ def open_run(
             val_source=sources.val,
         )
     finally:
+        remove_noise()  # a network of the user's may be trained again
+        if gems is not None:
+            gems.remove()
         writer.close()
         if events is not None:
             events.close()
 
 
 def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.optim.Optimizer:
-    """Return the optimizer of a run, with the hook of --gems."""
+    """Return the optimizer of a run."""
     parameters: Any = model.parameters()
     if config.weight_decay:
         parameters = param_groups(model, config.weight_decay)
@@ -206,16 +210,16 @@ def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.opti
     if config.lambda_lr != 1:
         groups = parameters if config.weight_decay else [{"params": list(parameters)}]
         parameters = scale_lr(groups, lr, lambdas(model), config.lambda_lr)
-    optimizer: torch.optim.Optimizer
     if config.optimizer == "adamw":
-        optimizer = adamw(parameters, lr, on_gpu=group.device.type == "cuda")
-    else:
-        optimizer = sgd(parameters, lr, config.momentum, sharded=config.fsdp)
-    if config.gems != "off":
-        from ...nn import GEMS
+        return adamw(parameters, lr, on_gpu=group.device.type == "cuda")
+    return sgd(parameters, lr, config.momentum, sharded=config.fsdp)
 
-        GEMS(model, optimizer, cap=config.gems_cap, control=config.gems == "control")
-    return optimizer
+
+def build_gems(config: Train, model: nn.Module, optimizer: torch.optim.Optimizer) -> GEMS | None:
+    """Add the hooks of --gems to the model and its optimizer."""
+    if config.gems == "off":
+        return None
+    return GEMS(model, optimizer, cap=config.gems_cap, control=config.gems == "control")
 
 
 def load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:
