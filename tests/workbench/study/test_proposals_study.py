@@ -44,7 +44,7 @@ def test_proposals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {entry.state for entry in study.runs} == {"done"}
     assert all(claim.verdict == "undecided" for claim in study.claims)  # one seed
     assert not study.figure1
-    assert [panel.letter for panel in study.figure2] == list("acdefg")
+    assert [panel.letter for panel in study.figure2] == list("abcdefg")
     page = (packed / "index.html").read_text()
     assert "Comparisons" in page
     assert "Figure 1" not in page
