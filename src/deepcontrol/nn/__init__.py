@@ -9,6 +9,7 @@ from .linear import AGCLinear
 from .memory import saved_bytes
 from .noise import DeepNoise, set_noise_
 from .param_groups import param_groups
+from .recurrent import AGCConvGRU2d, AGCConvGRUCell2d
 from .shared_means import SharedMeans
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "AGCConv1d",
     "AGCConv2d",
     "AGCConv3d",
+    "AGCConvGRU2d",
+    "AGCConvGRUCell2d",
     "AGCConvPool2d",
     "AGCLinear",
     "DeepNoise",

@@ -17,8 +17,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..ops.layout import accumulate_dtype, over_maps
-
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -35,11 +33,9 @@ def deep_noise(u: Tensor, relative: float) -> Tensor:
     """
     dims = tuple(range(2, u.dim())) if u.dim() > 2 else (-1,)
     with torch.no_grad():
-        # One pass in the accumulation dtype. Maps of one position have no spread and no noise.
-        variance = torch.var(u.to(accumulate_dtype(u.dtype)), dims, correction=0)
-        scale = relative * variance.sqrt().to(u.dtype)
-        scale = over_maps(scale, u) if u.dim() > 2 else scale.unsqueeze(-1)
-        noise = torch.randn_like(u).mul_(scale)
+        # torch sums half types in fp32. A map of one position has no spread and gets no noise.
+        level = torch.std(u, dims, correction=0, keepdim=True)
+        noise = torch.randn_like(u).mul_(relative * level)
     return u + noise
 
 
