@@ -27,10 +27,9 @@ from deepcontrol.workbench.sizes import parse_size
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.distributed import Group, choose_device, configure_torch
 from deepcontrol.workbench.train.evaluate import evaluate
-from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.loop import save, train_epoch
 from deepcontrol.workbench.train.progress import Display
-from deepcontrol.workbench.train.run import TrainingRun
+from deepcontrol.workbench.train.run import Interrupts, TrainingRun
 from deepcontrol.workbench.train.start import open_run
 
 MAX_VALIDATION_IMAGES = 64  # enough to time the evaluation

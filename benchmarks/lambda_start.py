@@ -36,8 +36,7 @@ from deepcontrol.workbench.study.measures import (
 )
 from deepcontrol.workbench.train.build import build_model, build_objective
 from deepcontrol.workbench.train.config import Train
-from deepcontrol.workbench.train.evaluate import evaluate
-from deepcontrol.workbench.train.layer_stats import statistics
+from deepcontrol.workbench.train.evaluate import evaluate, statistics
 
 
 def main() -> None:

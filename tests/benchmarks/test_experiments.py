@@ -305,3 +305,25 @@ def test_finetuning_a_classifier_with_batchnorm(
     for domain in ("same", "shifted"):  # exact conversions
         assert before["agc", domain] == before["bn, frozen", domain] == before["bn", domain]
     assert all(row["error"] for row in rows)
+
+
+def test_backgrounds_are_timed_against_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--rounds", 2, "--contenders", "mean", "window 7x7", "median")
+    rows = rows_of("background", *words, patch=monkeypatch)
+    assert [(r["case"], r["background"]) for r in rows] == [
+        (case, name)
+        for case in ("neuron", "layer", "segnet")
+        for name in ("mean", "window 7x7", "median")
+    ]
+    assert all(float(r["error"]) < 1e-6 for r in rows if r["case"] != "segnet")
+    assert all(float(r["ms_p50"]) > 0 for r in rows)
+
+
+def test_recurrent_norms_on_sequences_of_other_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--sequences", 8, "--scenes", 2, "--train-length", 2, "--lengths", 4, 5)
+    words = (*words, "--batches", 4, "--seeds", 0)
+    rows = rows_of("recurrent", *words, patch=monkeypatch)
+    assert [r["norm"] for r in rows] == ["agc", "bn", "bn-per-step", "ln", "gn", "none"]
+    assert all(0 <= float(r[f"error_{n}"]) <= 1 for r in rows for n in (4, 5))
+    assert len({r["loss_5"] for r in rows}) == len(rows)
+    assert rows_of("recurrent", *words, patch=monkeypatch) == rows  # all rows are there already

@@ -16,14 +16,17 @@ from deepcontrol import (
     AGCConvTranspose1d,
     AGCConvTranspose2d,
     AGCConvTranspose3d,
+    WindowMean,
     fold,
     he_init_,
     param_groups,
+    set_noise_,
 )
 from deepcontrol.convert import calibrate
 from deepcontrol.nn import SharedMeans, saved_bytes
 from deepcontrol.ops import gain_conv_transpose, reference
 from deepcontrol.ops.activation import ACTIVATIONS
+from deepcontrol.ops.background import Background
 from deepcontrol.ops.reference import FilterNorm
 from tests.compiling import assert_compiles_once
 
@@ -350,3 +353,26 @@ def test_cuda_agrees_with_the_cpu_and_saves_bits(layout: torch.memory_format) ->
     for a, b in zip(peer.parameters(), neuron.parameters(), strict=True):
         torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=2e-2, atol=2e-2 * b.grad.abs().max())
     assert saved_bytes(peer, there) == there.nbytes + 2 * 8 * 4 + y.numel() // 8
+
+
+@pytest.mark.parametrize("background", [WindowMean(3), "median", lambda z: z.amin((2, 3), True)])
+@pytest.mark.parametrize("output_size", [None, (10, 10)])
+def test_other_backgrounds(background: Background, output_size: tuple[int, int] | None) -> None:
+    neuron = AGCConvTranspose2d(
+        4, 6, 3, stride=2, padding=1, activation="leaky_relu", background=background
+    )
+    neuron = randomize_(neuron).double()
+    x = torch.randn(2, 4, 5, 5, dtype=torch.float64, requires_grad=True)
+    plain = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, bias=False).double()
+    plain.weight = neuron.weight
+    norm = AGC2d(6, background=background).double()
+    norm.weight, norm.bias, norm.mean_scale = neuron.gain, neuron.bias, neuron.mean_scale
+    expected = nn.functional.leaky_relu(norm(plain(x, output_size)))
+    torch.testing.assert_close(neuron(x, output_size), expected)
+
+
+def test_noise_in_training_only() -> None:
+    neuron = set_noise_(AGCConvTranspose2d(4, 6, 2, stride=2), 0.1)
+    x = torch.randn(1, 4, 5, 5)
+    assert not torch.equal(neuron(x), neuron(x))
+    assert torch.equal(neuron.eval()(x), neuron(x))

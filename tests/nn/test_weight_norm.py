@@ -23,7 +23,7 @@ from deepcontrol import (
 from deepcontrol.nn import AGCConvPool2d, SharedMeans, saved_bytes
 from deepcontrol.ops import max_pool2x2
 from deepcontrol.ops.activation import ACTIVATIONS
-from deepcontrol.workbench.train.layer_stats import unpooled
+from deepcontrol.workbench.train.evaluate import unpooled
 
 NORMALIZED, STANDARDIZED = {"weight_norm": True}, {"weight_standardization": True}
 BOTH = pytest.mark.parametrize(

@@ -26,13 +26,14 @@ from triton.runtime import driver
 
 from deepcontrol.ops.activation import empty_relu_mask
 from deepcontrol.ops.gain_conv import ConvOperands
-from deepcontrol.ops.triton import agc, agc_pool, gain, pool, tiling
+from deepcontrol.ops.triton import agc, agc_pool, gain, pool, tiling, window
 
 gain_conv = importlib.import_module("deepcontrol.ops.gain_conv")  # ops.gain_conv is a function
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 MULTIPROCESSORS = 132
 SIZES = [(8, 64, 256, 512), (1, 512, 16, 32), (2, 20, 37, 45)]  # tiled, single-pass, odd
+WINDOW = ((3, 3), (15, 16))
 ALWAYS = 1e9  # a consumer ratio for which every half-type map gets its sums stored
 
 
@@ -90,6 +91,11 @@ def launch_all(dtype: torch.dtype, last: bool) -> None:
         agc.backward(z, mask, mean, None, beta, lam, "relu")
         agc.backward(z, z, mean, gamma, beta, lam, "none")
         agc.backward(z, z, mean, None, beta, lam, "silu")
+        window_mask = mask if last else z
+        window.forward(z, None, beta, lam, WINDOW, "relu", training=True)
+        window.forward(z, gamma, beta, lam, WINDOW, "none", training=True)
+        window.backward(z, z, None, beta, lam, window_mask, WINDOW, "relu")
+        window.backward(z, z, gamma, beta, lam, None, WINDOW, "none")
         pooled, index = pool.pool(z, last)
         size = (shape[2], shape[3])
         agc_pool.backward(pooled, pooled, index, beta, lam, mean, size, "relu", last)

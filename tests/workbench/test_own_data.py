@@ -19,7 +19,7 @@ from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.predict.fitted import enlarge_labels
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import load_config, save_config
-from deepcontrol.workbench.train.memory import step_bytes
+from deepcontrol.workbench.train.diagnosis import step_bytes
 from tests.workbench.own_data import draw, make_folder
 from tests.workbench.train.runs import differences, metrics
 

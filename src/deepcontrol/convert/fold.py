@@ -42,7 +42,7 @@ from ..nn import (
 from ..nn.agc import _AGC
 from ..nn.conv import FlexiblePadding, _AGCConv, check_input, padded, same_padding
 from ..nn.conv_transpose import padding_of_output
-from ..nn.layer import BatchNormFusionGuard, FxLeaf
+from ..nn.layer import BatchNormFusionGuard, FxLeaf, require_mean
 from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps
@@ -87,7 +87,8 @@ def fold(model: nn.Module) -> nn.Module:
         The folded copy.
 
     Raises:
-        ValueError: If the model is scripted or has no AGC layer.
+        ValueError: If the model is scripted, has no AGC layer, or has one with another background
+            than the mean.
 
     >>> from deepcontrol import AGCConv2d
     >>> model = nn.Sequential(AGCConv2d(3, 8, 3, padding=1), AGCConv2d(8, 8, 3, stride=2))
@@ -106,6 +107,7 @@ def fold(model: nn.Module) -> nn.Module:
             f"no AGC layer in {type(model).__name__}: convert it with to_agc first; a folded or "
             "calibrated model cannot be folded again"
         )
+    require_mean(model, "fold")
     model = copy_model(model, isolate=False).model.eval().requires_grad_(False)
     model = replace_modules(model, _fuse_agc_layers(model))
     replacements: dict[nn.Module, nn.Module] = {}

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import nn
 
+from ..ops.background import Background, check_background
 from .calibrate import reestimate_statistics
 from .conversion import Conversion, Lam
 from .norms import (
@@ -43,6 +44,7 @@ def to_agc(
     frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
+    background: Background = "mean",
 ) -> nn.Module: ...
 
 
@@ -59,6 +61,7 @@ def to_agc(
     frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
+    background: Background = "mean",
 ) -> tuple[nn.Module, Report]: ...
 
 
@@ -74,6 +77,7 @@ def to_agc(
     frozen: bool = False,
     data: Iterable[Any] | None = None,
     generator: torch.Generator | None = None,
+    background: Background = "mean",
 ) -> nn.Module | tuple[nn.Module, Report]:
     """Replace every norm of a model by AGC (automatic gain control), in place.
 
@@ -157,6 +161,9 @@ def to_agc(
             BatchNorms are estimated again first (reestimate_statistics).
         generator: Random number generator for the filters of init="scratch"; torch's default if
             None.
+        background: Estimator in place of the mean in every new layer, as in AGCConv2d. The initial
+            gains are those for the mean. With init="bn" lambda starts at 0, so that the function
+            does not depend on it.
 
     Returns:
         The converted model (the same object, unless the model itself is a BatchNorm), or
@@ -200,6 +207,7 @@ def to_agc(
             f"frozen=True keeps the function of FrozenBatchNorm2d, and init={init!r} does not: use "
             "init='bn' or 'centered'"
         )
+    background = check_background(background)
     kinds = check_kinds(norms, init)
     planned = stand_ins(model, kinds, where) | (batchnorms_of_frozen(model) if frozen else {})
     originals = {stand_in: norm for norm, stand_in in planned.items()}
@@ -227,6 +235,8 @@ def to_agc(
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
     converted = replace_modules(model, originals | conversion.replacements)
+    for layer in conversion.layers.values():
+        layer.background = background  # type: ignore[assignment]
     disabled = disable_fusers(converted, conversion.layers.values())
     corrected = set[nn.Module]()
     if init == "scratch" and example is not None:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.agc import agc, agc_given_mean
+from ..ops.background import Background, check_background, subtract_background
 from ..ops.layout import positions
-from .layer import FxLeaf, warn_if_single_position
+from .layer import FxLeaf, extras_repr, is_plain, warn_if_single_position
+from .noise import check_noise, deep_noise
 from .shared_means import SharedMeans
 
 _BATCHNORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -33,12 +35,16 @@ class _AGC(FxLeaf, nn.Module):
         dtype: torch.dtype | None = None,
         *,
         bias: bool = True,
+        background: Background = "mean",
+        noise: float = 0.0,
     ) -> None:
         # eps, momentum and track_running_stats are accepted for compatibility with BatchNorm and
         # have no effect: AGC divides by no variance and tracks no statistics.
         super().__init__()
         self.num_features = num_features
         self.affine = affine
+        self.background = check_background(background)
+        self.noise = check_noise(noise)
         for name in ("weight", "bias", "mean_scale"):
             parameter = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
             used = affine and (bias or name != "bias")
@@ -67,10 +73,18 @@ class _AGC(FxLeaf, nn.Module):
         if self.shared_means is not None:
             mean = self.shared_means.of(input)
             return agc_given_mean(input, mean, self.weight, self.bias, self.mean_scale)
-        return agc(input, self.weight, self.bias, self.mean_scale)
+        if is_plain(self):
+            return agc(input, self.weight, self.bias, self.mean_scale)
+        parameters = self.weight, self.bias, self.mean_scale
+        background = check_background(self.background)  # a name may be assigned later
+        if background == "mean":
+            y = agc(input, *parameters)
+        else:
+            y = subtract_background(input, background, *parameters)
+        return deep_noise(y, self.noise) if self.noise and self.training else y
 
     def extra_repr(self) -> str:
-        return f"{self.num_features}, affine={self.affine}"
+        return f"{self.num_features}, affine={self.affine}{extras_repr(self)}"
 
     def _load_from_state_dict(
         self,
@@ -133,6 +147,9 @@ class AGC2d(_AGC):
             track_running_stats.
         affine: Without it there are no parameters, and y = z - mean(z).
         bias: Without it there is no beta.
+        background: Estimator in place of the mean: "mean", "median", WindowMean, Quantile,
+            TrimmedMean, or a differentiable function from z to a tensor that broadcasts to z.
+        noise: Deep noise in training, as a standard deviation relative to that of each map.
 
     Attributes:
         weight: gamma, (C,), starts at 1.

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..ops import gain_conv, max_pool2x2
-from ..ops.activation import ActivationName, activation_name
-from ..ops.agc import center_bias_act_given_mean
+from ..ops.activation import ActivationName, activation_name, get_activation
+from ..ops.agc import center_bias_act, center_bias_act_given_mean
+from ..ops.background import Background, check_background, is_homogeneous, subtract_background
 from ..ops.dispatch import kernel_switch, unwrap_if_dead
 from ..ops.gain_conv import autocast_dtype, cast_input, store_map_sums, stored_map_sums
 from ..ops.layout import positions
@@ -17,7 +18,15 @@ from ..ops.neuron import Geometry, NeuronPlan, run_fused, runs_fused, unfused_ne
 from ..ops.reference import FilterNorm
 from ..ops.replay import replay_of
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
-from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
+from .layer import (
+    BatchNormFusionGuard,
+    FxLeaf,
+    LoadHint,
+    extras_repr,
+    is_plain,
+    warn_if_single_position,
+)
+from .noise import check_noise, deep_noise
 from .shared_means import SharedMeans
 
 STANDARDIZED_START = 0.5  # of lambda with weight standardization
@@ -82,6 +91,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         activation: ActivationName | nn.Module | type[nn.Module] | None = "relu",
         weight_norm: bool = False,
         weight_standardization: bool = False,
+        background: Background = "mean",
+        noise: float = 0.0,
         bias: bool = True,
         padding_mode: str = "zeros",
         device: torch.device | str | None = None,
@@ -113,6 +124,9 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         self.gain = nn.Parameter(torch.ones(out_channels, device=device, dtype=dtype))
         start = torch.full((out_channels,), self.start_mean_scale, device=device, dtype=dtype)
         self.mean_scale = nn.Parameter(start)
+        # Last, because a background may be a module, with parameters after those of the neuron.
+        self.background = check_background(background)
+        self.noise = check_noise(noise)
 
     def reset_parameters(self) -> None:
         """Initialize the filters with He fan-in, gain to 1, bias to 0 and mean_scale to its start.
@@ -126,7 +140,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         reset_all_but_filters_(self)  # torch's constructor calls this before the gain exists
 
     def forward(self, input: Tensor) -> Any:
-        if self.shared_means is not None or not runs_fused(self.activation):
+        if self.shared_means is not None or not runs_fused(self.activation) or not is_plain(self):
             return self._forward_unfused(input)
         if input.dim() == len(self.stride) + 1 and not self.pools:  # without a batch
             check_input(self, input)
@@ -200,6 +214,10 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
             y = self._forward_with_shared_mean(x, self.shared_means)
             if self.pools:
                 return max_pool2x2(y)
+        elif not is_plain(self):
+            y = self._forward_with_extras(x)
+            if self.pools:
+                return max_pool2x2(y)
         else:
             pad, geometry = split_padding(self, x.shape[2:])
             x = x if pad is None else nn.functional.pad(x, *pad)
@@ -217,11 +235,34 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         mean = shared.of(v)
         return center_bias_act_given_mean(v, mean, self.bias, self.mean_scale, self.activation)
 
-    def _convolved(self, input: Tensor) -> Tensor:
+    def _forward_with_extras(self, input: Tensor, **convolution: Any) -> Tensor:
+        """Run the neuron with another background than the mean, or with noise.
+
+        Args:
+            input: (N, C, *).
+            convolution: Further arguments of _convolved.
+        """
+        noisy = self.noise != 0 and self.training
+        activation = "none" if noisy else self.activation
+        background = check_background(self.background)  # a name may be assigned later
+        rest = self.bias, self.mean_scale, activation
+        if background == "mean":
+            v = self._convolved(input, **convolution)
+            y = center_bias_act(v, *rest, overwrite=True)
+        elif is_homogeneous(background):
+            v = self._convolved(input, **convolution)
+            y = subtract_background(v, background, None, *rest)
+        else:  # b(gamma z) is not gamma b(z), so the gain cannot go into the filters
+            z = self._convolved(input, torch.ones_like(self.gain), **convolution)
+            y = subtract_background(z, background, self.gain, *rest)
+        return get_activation(self.activation).apply(deep_noise(y, self.noise)) if noisy else y
+
+    def _convolved(self, input: Tensor, gain: Tensor | None = None) -> Tensor:
         """Return conv(x, V) with the scaled filters V."""
         pad, geometry = split_padding(self, input.shape[2:])
         x = input if pad is None else nn.functional.pad(input, *pad)
-        v = gain_conv(x, self.weight, self.gain, *geometry, self.filter_norm)
+        gain = self.gain if gain is None else gain
+        v = gain_conv(x, self.weight, gain, *geometry, self.filter_norm)
         warn_if_single_position(self, positions(v))
         return v
 
@@ -236,7 +277,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
     def extra_repr(self) -> str:
         names = ("weight_norm", "weight_standardization")
         options = "".join(f", {name}=True" for name in names if getattr(self, name))
-        return f"{super().extra_repr()}, activation={self.activation}{options}"
+        extras = f"{options}{extras_repr(self)}"
+        return f"{super().extra_repr()}, activation={self.activation}{extras}"
 
 
 def check_input(conv: _ConvNd, input: Tensor) -> None:
@@ -378,6 +420,10 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
             any other, use "none" and put the module after the layer.
         weight_norm: Normalize each filter, as described above.
         weight_standardization: Center and normalize each filter, as described above.
+        background: Estimator in place of the mean: "mean", "median", WindowMean, Quantile,
+            TrimmedMean, or a differentiable function from z to a tensor that broadcasts to z. With
+            another one than the mean, the layer saves one more map for backward.
+        noise: Deep noise in training, as a standard deviation relative to that of each map.
         bias: Must be True: beta is part of the neuron.
         padding_mode, device, dtype: As in nn.Conv2d.
 

@@ -10,9 +10,10 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from ..ops import center_bias_act, gain_conv_transpose
 from ..ops.activation import ActivationName
 from ..ops.agc import center_bias_act_given_mean
+from ..ops.background import Background
 from ..ops.layout import positions
 from .conv import _AGCConv, check_input
-from .layer import warn_if_single_position
+from .layer import is_plain, warn_if_single_position
 
 
 class _AGCConvTranspose(_AGCConv, _ConvTransposeNd):
@@ -30,6 +31,8 @@ class _AGCConvTranspose(_AGCConv, _ConvTransposeNd):
         activation: ActivationName | nn.Module | type[nn.Module] | None = "relu",
         weight_norm: bool = False,
         weight_standardization: bool = False,
+        background: Background = "mean",
+        noise: float = 0.0,
         bias: bool = True,
         padding_mode: str = "zeros",
         device: torch.device | str | None = None,
@@ -44,8 +47,8 @@ class _AGCConvTranspose(_AGCConv, _ConvTransposeNd):
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups,
             activation=activation, weight_norm=weight_norm,
-            weight_standardization=weight_standardization, bias=bias, padding_mode=padding_mode,
-            device=device, dtype=dtype,
+            weight_standardization=weight_standardization, background=background, noise=noise,
+            bias=bias, padding_mode=padding_mode, device=device, dtype=dtype,
         )  # fmt: skip
         several = isinstance(output_padding, (tuple, list))
         self.output_padding = (
@@ -58,16 +61,20 @@ class _AGCConvTranspose(_AGCConv, _ConvTransposeNd):
         if input.dim() == dims + 1:  # without a batch
             size = None if output_size is None else output_size[-dims:]
             return self.forward(input.unsqueeze(0), size).squeeze(0)
-        v = self._convolved(input, output_size)
+        if self.shared_means is None and not is_plain(self):
+            return self._forward_with_extras(input, output_size=output_size)
+        v = self._convolved(input, output_size=output_size)
         if self.shared_means is None:
             return center_bias_act(v, self.bias, self.mean_scale, self.activation, overwrite=True)
         mean = self.shared_means.of(v)
         return center_bias_act_given_mean(v, mean, self.bias, self.mean_scale, self.activation)
 
-    def _convolved(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+    def _convolved(
+        self, input: Tensor, gain: Tensor | None = None, output_size: Sequence[int] | None = None
+    ) -> Tensor:
         """Return conv_transpose(x, V) with the scaled filters V."""
         v = gain_conv_transpose(
-            input, self.weight, self.gain,
+            input, self.weight, self.gain if gain is None else gain,
             self.stride, self.padding, padding_of_output(self, input, output_size),
             self.dilation, self.groups, self.filter_norm,
         )  # fmt: skip
@@ -118,6 +125,7 @@ class AGCConvTranspose2d(_AGCConvTranspose, nn.ConvTranspose2d):
         activation: As in AGCConv2d.
         weight_norm: Normalize the filter of each output channel.
         weight_standardization: Center and normalize the filter of each output channel.
+        background, noise: As in AGCConv2d.
         bias: Must be True: beta is part of the neuron.
         padding_mode, device, dtype: As in nn.ConvTranspose2d.
 

@@ -93,6 +93,34 @@ class LoadHint:
         )
 
 
+def is_plain(layer: Any) -> bool:
+    """Return whether an AGC layer now subtracts the mean and adds no noise: the fused paths."""
+    return layer.background == "mean" and (layer.noise == 0 or not layer.training)
+
+
+def require_mean(model: nn.Module, name: str) -> None:
+    """Raise ValueError if a layer of a model has another background than the mean.
+
+    Args:
+        name: The function that can only handle means, for the message.
+    """
+    for path, layer in model.named_modules():
+        background = getattr(layer, "background", "mean")
+        if hasattr(layer, "mean_scale") and background != "mean":
+            raise ValueError(
+                f"{name} supports AGC layers that subtract the mean of their map, but "
+                f"{path or type(layer).__name__} has background={background!r}. Use the model as "
+                "it is, or train it with background='mean'."
+            )
+
+
+def extras_repr(layer: Any) -> str:
+    """Return background and noise of an AGC layer for its repr, unless they are the defaults."""
+    background = layer.background
+    shown = "" if background == "mean" else f", background={background!r}"
+    return shown + (f", noise={layer.noise:g}" if layer.noise else "")
+
+
 def warn_if_single_position(module: nn.Module, positions: int) -> None:
     """Warn when AGC runs on 1x1 maps, once per module and only in training mode.
 

@@ -8,6 +8,7 @@ from ..ops.layout import accumulate_dtype
 from ..ops.reference import FilterNorm, normalized_filters
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
+from .noise import check_noise, deep_noise
 
 
 class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
@@ -34,6 +35,7 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
         activation: "relu", "leaky_relu", "silu", "gelu" or "none"; or nn.ReLU, nn.LeakyReLU,
             nn.SiLU, nn.GELU or nn.Identity, as a class or an instance with default settings.
         weight_norm: Normalize each row of W.
+        noise: Deep noise in training, as a standard deviation relative to that over the features.
         bias: Must be True: beta is part of the neuron.
 
     Attributes:
@@ -56,6 +58,7 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
         *,
         activation: ActivationName | nn.Module | type[nn.Module] | None = "relu",
         weight_norm: bool = False,
+        noise: float = 0.0,
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -71,6 +74,7 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
         super().__init__(in_features, out_features, True, device=device, dtype=dtype)
         self.gain = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
         self.mean_scale = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
+        self.noise = check_noise(noise)
 
     def reset_parameters(self) -> None:
         """Set He fan-in filters, gain = 1, bias = 0, mean_scale = 1."""
@@ -86,6 +90,8 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
             )
         warn_if_single_position(self, self.out_features)
         y = nn.functional.linear(input, self._centered_weight(), self.bias)
+        if self.noise and self.training:
+            y = deep_noise(y.reshape(-1, self.out_features), self.noise).reshape(y.shape)
         return get_activation(self.activation).apply(y)
 
     @property
@@ -105,4 +111,5 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
 
     def extra_repr(self) -> str:
         weight_norm = ", weight_norm=True" if self.weight_norm else ""
-        return f"{super().extra_repr()}, activation={self.activation}{weight_norm}"
+        noise = f", noise={self.noise:g}" if self.noise else ""
+        return f"{super().extra_repr()}, activation={self.activation}{weight_norm}{noise}"

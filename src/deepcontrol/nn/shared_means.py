@@ -23,6 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..ops.layout import accumulate_dtype
+from .layer import require_mean
 
 Span = tuple[int, int]  # start and stop, in pixels
 
@@ -64,6 +65,7 @@ class SharedMeans:
     def __init__(self, model: nn.Module, pads_to: int = 1) -> None:
         self.model, self.pads_to = model, pads_to
         self.layers = [m for m in model.modules() if hasattr(m, "shared_means")]
+        require_mean(model, "SharedMeans")
         self._means: list[Tensor] = []  # (N, C), of the layers measured so far
         self._sum: Tensor | None = None  # (N, C) in fp64, of the layer measured in this pass
         self._positions = 0

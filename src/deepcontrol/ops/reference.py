@@ -207,6 +207,54 @@ def _over_maps(a: Tensor, z: Tensor) -> Tensor:
     return a.reshape(a.shape + (1,) * (z.dim() - 2))
 
 
+def subtract_background(
+    z: Tensor,
+    background: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean_scale: Tensor | None,
+    activation: str,
+) -> Tensor:
+    """Return act(gamma * (z - lambda * b) + beta): Eq. 1 with any background b for the mean.
+
+    b broadcasts to z (N, C, *). None means gamma 1, beta 0 and lambda 1.
+    """
+    if mean_scale is not None:
+        background = _over_maps(mean_scale, z) * background
+    u = z.to(_wide(z.dtype)) - background
+    if weight is not None:
+        u = _over_maps(weight, z) * u
+    if bias is not None:
+        u = u + _over_maps(bias, z)
+    return ACTIVATIONS[activation](u).to(z.dtype)
+
+
+def window_mean(z: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+    """Average z (N, C, *) over the window around each position, clipped at the borders.
+
+    spans has (before, after) for each spatial dimension: the window of position p reaches from
+    p - before to p + after. The sum is divided by the number of positions that lie on the map.
+    """
+    dims = z.dim() - 2
+    pool = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[dims - 1]
+    mean = z.to(_wide(z.dtype))
+    for i, (before, after) in enumerate(spans):
+        size = before + after + 1
+        kernel = [size if j == i else 1 for j in range(dims)]
+        pad = [n for j in reversed(range(dims)) for n in ((before, after) if j == i else (0, 0))]
+        total = size * pool(functional.pad(mean, pad), kernel, 1)
+        mean = total / window_counts(z, i, before, after)
+    return mean
+
+
+def window_counts(z: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Return the positions of each clipped window along a spatial dimension; broadcasts to z."""
+    length = z.shape[2 + dim]
+    p = torch.arange(length, device=z.device)
+    count = (p + after).clamp(max=length - 1) - (p - before).clamp(min=0) + 1
+    return count.to(_wide(z.dtype)).reshape(-1, *(1,) * (z.dim() - 3 - dim))
+
+
 # 2x2 max pooling: x is (N, C, H, W); index is uint8 (N, C, H // 2, W // 2), 2 * dy + dx. These
 # select elements with torch.where, so that autograd, torch.export and vmap handle them and a
 # compiler fuses each into one loop.

@@ -33,7 +33,7 @@ from .folders.runfolder import read_run
 from .legend import draw_captions, draw_legend
 from .losses import pixel_cross_entropy
 from .predict import Network, load_network
-from .report.comparison import Comparison, Side, comparison_lines, write_comparison_page
+from .report.summary import Comparison, Side, comparison_lines, write_comparison_page
 from .train.build import open_split
 from .train.config import Train
 from .train.config_file import load_config

@@ -1,7 +1,7 @@
 """Learning rates and their schedule, and optimizers that can skip an update."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,8 +12,10 @@ LR_PER_SAMPLE = 0.02
 # proportionality.
 CLASSIFICATION_LR, CLASSIFICATION_BATCH, CLASSIFICATION_POWER = 0.1, 128, 0.75
 HIGHEST_MOMENTUM = 0.999
+LR_FACTOR = "lr_factor"  # key of a parameter group
 
 ADAMW_LR = 1e-3
+BEST_WEIGHT_DECAY = 5e-4  # the solver of SegNet's authors
 POLY_POWER = 0.9
 # One cycle (https://arxiv.org/abs/1708.07120), as in torch: share of the steps in which the
 # learning rate rises, and its start relative to the highest.
@@ -21,15 +23,18 @@ ONE_CYCLE_RISE, ONE_CYCLE_START = 0.3, 1 / 25
 
 Schedule = Literal["constant", "cosine", "poly", "onecycle"]
 OptimizerName = Literal["sgd", "adamw"]
-RecipeName = Literal["paper", "recommended"]
+RecipeName = Literal["paper", "recommended", "best"]
+ClassWeights = Literal["enet", "none"]
 
 
 class Recipe(NamedTuple):
-    """Settings of the optimizer that go together."""
+    """Settings that go together."""
 
     schedule: Schedule
     warmup_epochs: float
     weight_decay: float
+    augment: Literal["strong"] | None = None  # None: the default of the task
+    class_weights: ClassWeights = "enet"
 
 
 def recipe(
@@ -37,28 +42,37 @@ def recipe(
     epochs: int,
     optimizer: OptimizerName = "sgd",
     schedule: Schedule | None = None,
+    augments: bool = True,
 ) -> Recipe:
     """Return the settings of a recipe.
 
     The paper has a constant learning rate and no weight decay. Recommended are a warm-up of one
-    epoch, or of a tenth of a short run, then half a cosine, and weight decay of the filters. The
-    learning rate (`default_lr`) and the momentum are the same.
+    epoch, or of a tenth of a short run, then half a cosine, and weight decay of the filters. Best,
+    for segmentation, adds strong augmentation, leaves the class weights out of the loss and has
+    SegNet's own weight decay. The learning rate (`default_lr`) and the momentum are the same.
 
     Args:
-        name: "paper" or "recommended".
+        name: "paper", "recommended" or "best".
         epochs: Epochs of the run.
         optimizer: AdamW, whose decay does not depend on the gradients, has more of it.
         schedule: The schedule, if it is chosen already. onecycle has a rise of its own.
+        augments: The data support strong augmentation.
 
     >>> recipe("recommended", epochs=150)
-    Recipe(schedule='cosine', warmup_epochs=1.0, weight_decay=0.0001)
-    >>> recipe("recommended", epochs=4, optimizer="adamw", schedule="onecycle")
-    Recipe(schedule='onecycle', warmup_epochs=0.0, weight_decay=0.01)
+    Recipe(schedule='cosine', warmup_epochs=1.0, weight_decay=0.0001, augment=None, \
+class_weights='enet')
+    >>> recipe("best", epochs=4, schedule="onecycle")
+    Recipe(schedule='onecycle', warmup_epochs=0.0, weight_decay=0.0005, augment='strong', \
+class_weights='none')
     """
     if name == "paper":
         return Recipe(schedule or "constant", 0.0, 0.0)
     warmup = 0.0 if schedule == "onecycle" else min(1.0, epochs / 10)
-    return Recipe(schedule or "cosine", warmup, 0.01 if optimizer == "adamw" else 1e-4)
+    decay = {"recommended": 1e-4, "best": BEST_WEIGHT_DECAY}[name]
+    settings = Recipe(schedule or "cosine", warmup, 0.01 if optimizer == "adamw" else decay)
+    if name == "recommended":
+        return settings
+    return settings._replace(augment="strong" if augments else None, class_weights="none")
 
 
 def learning_rate(batch_size: int) -> float:
@@ -142,12 +156,51 @@ def _half_cosine(done: float) -> float:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups. A tensor is changed in place, as a graph needs it."""
+    """Set the learning rate of all groups, times a group's LR_FACTOR.
+
+    A tensor is changed in place, as a graph needs it.
+    """
     for group in optimizer.param_groups:
+        of_group = lr * group.get(LR_FACTOR, 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
+            group["lr"].fill_(of_group)
         else:
-            group["lr"] = lr
+            group["lr"] = of_group
+
+
+def scale_lr(
+    groups: Iterable[dict[str, Any]],
+    lr: float | Tensor,
+    chosen: Collection[nn.Parameter],
+    factor: float,
+) -> list[dict[str, Any]]:
+    """Split parameter groups so that some parameters have a learning rate of their own.
+
+    Args:
+        groups: Parameter groups.
+        lr: Learning rate of the other parameters.
+        chosen: The parameters with learning rate factor * lr.
+        factor: Factor, which `set_lr` applies as well.
+
+    Returns:
+        The groups without the chosen parameters, then groups with only these.
+
+    >>> a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    >>> groups = scale_lr([{"params": [a, b]}], 0.5, [b], 10.0)
+    >>> [(len(group["params"]), group.get("lr")) for group in groups]
+    [(1, None), (1, 5.0)]
+    """
+    identities = set(map(id, chosen))
+    own, others = [], []
+    for group in groups:
+        parts: tuple[list[nn.Parameter], ...] = ([], [])
+        for parameter in group["params"]:
+            parts[id(parameter) in identities].append(parameter)
+        # A tensor of its own: set_lr fills each group's.
+        scaled = {"lr": factor * lr, LR_FACTOR: factor}
+        others.append({**group, "params": parts[0]})
+        own.append({**group, "params": parts[1], **scaled})
+    return [group for group in (*others, *own) if group["params"]]
 
 
 def sgd(

@@ -13,7 +13,7 @@ from deepcontrol.workbench.study import jobs as jobs_
 from deepcontrol.workbench.study.claims import CLAIMS
 from deepcontrol.workbench.study.jobs import Job, Queue, plan
 from deepcontrol.workbench.study.settings import PRESETS
-from deepcontrol.workbench.train.interrupts import Interrupts
+from deepcontrol.workbench.train.run import Interrupts
 
 
 @pytest.fixture(autouse=True)

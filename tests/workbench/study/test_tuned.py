@@ -11,13 +11,13 @@ from deepcontrol.workbench.report.text import check_found, edges_text, sweep_tab
 from deepcontrol.workbench.study import jobs as jobs_
 from deepcontrol.workbench.study.arms import Arm, Tuned, tuned
 from deepcontrol.workbench.study.classification import BATCH_SWEEP, at
+from deepcontrol.workbench.study.figure import SweepSpec
 from deepcontrol.workbench.study.jobs import CurveCache, Job, Queue, plan
 from deepcontrol.workbench.study.measures import FINAL, Curve
 from deepcontrol.workbench.study.rules import Check, Evidence, choose, measure_contender
 from deepcontrol.workbench.study.settings import PRESETS, Reproduce
-from deepcontrol.workbench.study.sweeps import SweepSpec
 from deepcontrol.workbench.train.config_file import save_config
-from deepcontrol.workbench.train.interrupts import Interrupts
+from deepcontrol.workbench.train.run import Interrupts
 from tests.workbench.study.test_jobs import Instant, states
 
 STAGES = tuple(("resnet20", batch) for batch in (128, 8, 32, 4, 2, 1))

@@ -33,7 +33,7 @@ from deepcontrol.workbench.train.checkpoint import (
 )
 from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.distributed import Group
-from deepcontrol.workbench.train.ema import MovingAverage
+from deepcontrol.workbench.train.evaluate import MovingAverage
 from deepcontrol.workbench.train.snapshot import Position, restore, snapshot
 from tests.workbench.train.runs import differences, train_here
 

@@ -33,11 +33,10 @@ from deepcontrol.workbench.train.build import (
 from deepcontrol.workbench.train.checkpoint import Checkpoint, load, save_best
 from deepcontrol.workbench.train.config import Model
 from deepcontrol.workbench.train.distributed import Group
-from deepcontrol.workbench.train.evaluate import evaluate
-from deepcontrol.workbench.train.interrupts import Interrupts
-from deepcontrol.workbench.train.layer_stats import LayerStats
+from deepcontrol.workbench.train.evaluate import LayerStats, evaluate
 from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
+from deepcontrol.workbench.train.run import Interrupts
 from deepcontrol.workbench.train.sheets import WRONG, draw_sheet
 from deepcontrol.workbench.train.start import open_run
 from tests.noise import make_cifar

@@ -20,9 +20,9 @@ from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import evaluate
-from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.loop import train_run
 from deepcontrol.workbench.train.progress import Display
+from deepcontrol.workbench.train.run import Interrupts
 from deepcontrol.workbench.train.snapshot import load_weights
 from deepcontrol.workbench.train.start import open_run
 from tests.processes import DEADLOCK, WORLD, run_two

@@ -30,8 +30,8 @@ from deepcontrol.workbench.train.ensemble import (
     train_ensemble,
 )
 from deepcontrol.workbench.train.faults import FaultError
-from deepcontrol.workbench.train.interrupts import Interrupts
 from deepcontrol.workbench.train.loop import train
+from deepcontrol.workbench.train.run import Interrupts
 from tests.noise import make_cifar
 from tests.workbench.train.classifiers import TRAIN, VAL, tiny
 from tests.workbench.train.runs import metrics

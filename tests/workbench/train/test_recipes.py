@@ -17,7 +17,7 @@ from deepcontrol.workbench.train.build import Objective
 from deepcontrol.workbench.train.checkpoint import CheckpointError, load
 from deepcontrol.workbench.train.config_file import from_json, to_json
 from deepcontrol.workbench.train.distributed import Group
-from deepcontrol.workbench.train.ema import MovingAverage
+from deepcontrol.workbench.train.evaluate import MovingAverage
 from tests.workbench.train.runs import command, differences, metrics, signal_at_step, train_here
 
 SMALL = {"model": "unet", "width": "0.05", "sample_epochs": "9"}

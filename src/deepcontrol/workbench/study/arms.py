@@ -9,6 +9,17 @@ from ..optim import learning_rate
 from ..train.config import Model
 
 NORM_LABELS = {"evonorm-s0": "EvoNorm-S0", "none": "no norm"}  # others in capitals
+OPTION_LABELS = {
+    "background": "background {}",
+    "class_weights": "class weights {}",
+    "dropout": "dropout {}",
+    "epochs": "{} epochs",
+    "gems": "GEMS {}",
+    "lambda_lr": "lambda lr x {}",
+    "lambda_start": "lambda from {}",
+    "momentum": "momentum {}",
+    "noise": "noise {}",
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,7 @@ class Arm:
     fixed_gamma: float | None = None
     class_weight_scale: float = 1.0
     clip_grad_norm: float | None = None
+    options: tuple[tuple[str, float | str], ...] = ()  # further settings of the run; see `varied`
 
     @property
     def name(self) -> str:
@@ -37,6 +49,8 @@ class Arm:
             parts.append(self.init)
         for name, value in self._changed().items():
             parts.append(f"{name}{value:g}")
+        for name, option in self.options:
+            parts.append(f"{name}{_option_text(option)}".replace("_", "").replace(":", ""))
         return "-".join(parts)
 
     def __str__(self) -> str:
@@ -67,7 +81,11 @@ class Arm:
         words = {"lambda": "lambda = {:g}", "gamma": "gamma = {:g}"}
         words |= {"weights": "class weights x {:g}", "clip": "clip norm {:g}"}
         init = [] if self.init == "he" else [f"{self.init} init"]
-        return init + [words[name].format(value) for name, value in self._changed().items()]
+        changed = [words[name].format(value) for name, value in self._changed().items()]
+        options = [
+            OPTION_LABELS[name].format(_option_text(option)) for name, option in self.options
+        ]
+        return init + changed + options
 
     def scale_lr(self, factor: float) -> "Arm":
         """Multiply the learning rate.
@@ -85,6 +103,24 @@ class Arm:
             "clip": self.clip_grad_norm,
         }
         return {name: value for name, value in values.items() if value is not None}
+
+
+def varied(arm: Arm, **options: float | str) -> Arm:
+    """Return an arm with further settings of `deepcontrol train`.
+
+    >>> arm = varied(agc(1), background="window:15", momentum=0.99)
+    >>> arm.name, str(arm)  # doctest: +NORMALIZE_WHITESPACE
+    ('segnet-agc-b1-lr0.02-backgroundwindow15-momentum0.99',
+     'AGC, batch 1, lr 0.02, background window:15, momentum 0.99')
+    """
+    unknown = sorted(set(options) - set(OPTION_LABELS))
+    if unknown:
+        raise ValueError(f"no label for {', '.join(unknown)}: choose from {sorted(OPTION_LABELS)}")
+    return replace(arm, options=tuple(sorted({**dict(arm.options), **options}.items())))
+
+
+def _option_text(option: float | str) -> str:
+    return option if isinstance(option, str) else f"{option:g}"
 
 
 def model_label(model: Model) -> str:

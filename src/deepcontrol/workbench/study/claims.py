@@ -110,7 +110,12 @@ def no_worse(
 
 def inside(measure: Measure, low: float, high: float = math.inf) -> Check:
     """Require a measure of AGC at batch 4 between two values."""
-    return Check(measure=measure, arm=agc(4), low=low, high=high)
+    return inside_of(agc(4), measure, low, high)
+
+
+def inside_of(arm: Arm, measure: Measure, low: float, high: float = math.inf) -> Check:
+    """Require a measure of an arm between two values."""
+    return Check(measure=measure, arm=arm, low=low, high=high)
 
 
 CLASSNET_AGC, CLASSNET_BN = agc(4, model="classnet"), bn(4, model="classnet")

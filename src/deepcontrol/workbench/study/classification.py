@@ -21,9 +21,9 @@ from ..models import Norm
 from ..train.config import Model
 from .arms import Arm, Tuned, model_label, tuned
 from .claims import Claim, higher, no_worse
+from .figure import SweepSpec
 from .measures import FINAL
 from .rules import BenchRatio, Check
-from .sweeps import SweepSpec
 
 CLOSE = 0.5  # points of error
 LEARNS = 50.0  # % of error: a network that has learned to tell most classes apart

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,19 @@ from ..folders.studyfolder import (
 )
 from ..report.text import check_found, measurement_line
 from ..train.build import open_sources
-from ..train.interrupts import interrupts
 from ..train.progress import duration
+from ..train.run import interrupts
 from .executors import Local, OnRay, find_slots, visible_gpus
-from .jobs import CurveCache, Job, Queue, QueueEntry, drop_checkpoints, plan, refuse_changed
+from .jobs import (
+    CurveCache,
+    Job,
+    Queue,
+    QueueEntry,
+    drop_checkpoints,
+    plan,
+    progress,
+    refuse_changed,
+)
 from .record import existing_claims, judge_and_write, pack, pack_settings
 from .settings import Reproduce
 
@@ -75,7 +85,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
         on_ended=lambda queue: update_record(settings, queue),
         selected=selected,
         at_once=settings.at_once,
-        replan=planned if preset.sweeps else None,
+        replan=planned if preset.has_tuned else None,
         read_curve=read_curve,
     )
     waiting = [entry.job.config for entry in queue.in_state("waiting")]
@@ -86,7 +96,8 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
             open_sources(config)  # one error now instead of one per run
     if settings.dry_run:
         console.print(run_table(queue, 0))
-        if preset.sweeps:
+        console.print(cost_line(jobs), highlight=False)
+        if preset.has_tuned:
             console.print("Further seeds of each best learning rate follow.")
         return 0
     make_folder(out / RUNS, inside=out)  # raises if a link leads out of the study
@@ -119,6 +130,20 @@ def print_claims(console: Console, settings: Reproduce) -> None:
     console.print(f"Claims: {', '.join(judged)}")
     if others:
         console.print(f"Others for --only: {', '.join(others)}")
+
+
+def cost_line(jobs: Sequence[Job]) -> str:
+    """Return the number of runs that are not finished, with their images and steps."""
+    left = [job for job in jobs if not progress(job).is_finished(job.config)]
+    count: dict[tuple[str, int | None], int] = {}
+    images = steps = 0
+    for config in (job.config for job in left):
+        key = (config.data, config.train_limit)
+        if key not in count:
+            count[key] = len(open_sources(config).train)
+        images += config.epochs * count[key]
+        steps += config.epochs * -(-count[key] // config.batch_size)
+    return f"{len(left)} runs to train: {images:,} images in {steps:,} steps."
 
 
 def write_pack(settings: Reproduce, queue: Queue, packed: Reproduce) -> Study:

@@ -1,12 +1,15 @@
-"""Figures and tables of a study: the arms that each panel draws, and the learning-rate grid."""
+"""Figures and tables of a study: panels of arms, the learning-rate grid, and sweeps.
+
+A sweep is the final error of tuned arms over a setting, such as the batch size.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from ..folders.studyfolder import Cell, Line, Metric, Panel
-from .arms import Arm, agc, bn, gn
+from ..folders.studyfolder import Cell, Line, Metric, Panel, Point, Series, Sweep
+from .arms import Arm, Tuned, agc, bn, gn
 from .claims import (
     CLASSNET_AGC,
     CLASSNET_BN,
@@ -19,7 +22,7 @@ from .claims import (
     UNIT,
 )
 from .measures import FINAL, Curve
-from .rules import measure_arm
+from .rules import choose, measure_arm, measure_contender
 
 
 @dataclass(frozen=True)
@@ -124,11 +127,13 @@ FIGURE_2 = (
 )
 
 
-def figure_2(runs: Mapping[Arm, Sequence[str]], lr_scale: float) -> tuple[Panel, ...]:
-    """Return the panels of figure 2 that compare something figure 1 does not draw."""
+def figure_2(
+    runs: Mapping[Arm, Sequence[str]], lr_scale: float, specs: Sequence[PanelSpec] = FIGURE_2
+) -> tuple[Panel, ...]:
+    """Return the panels that compare something figure 1 does not draw."""
     in_figure_1 = {arm for spec in FIGURE_1 for arm in spec.arms}
     panels = []
-    for spec in FIGURE_2:
+    for spec in specs:
         arms = tuple(arm for arm in spec.arms if arm.scale_lr(lr_scale) in runs)
         if len(arms) > 1 and (arms == spec.arms or not in_figure_1.issuperset(arms)):
             panels.append(replace(spec, arms=arms).panel(runs, lr_scale))
@@ -162,3 +167,47 @@ def lr_grid(curves: Mapping[Arm, Sequence[Curve]]) -> tuple[Cell, ...]:
         )
         for arm, values in errors.items()
     )
+
+
+# Sweeps
+
+
+Curves = Mapping[Arm, Sequence[Curve]]
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """A chart with a line for each label, and a tuned arm for each of its points."""
+
+    title: str
+    x_label: str
+    series: tuple[tuple[str, tuple[tuple[int, Tuned], ...]], ...]
+
+    def sweep(self, curves: Curves) -> Sweep:
+        """Return the sweep with the measured errors. Points without a finished run are left out."""
+        series = (
+            Series(
+                label, tuple(point(x, tuned, curves) for x, tuned in points if ran(tuned, curves))
+            )
+            for label, points in self.series
+        )
+        return Sweep(self.title, self.x_label, tuple(each for each in series if each.points))
+
+
+def ran(tuned: Tuned, curves: Curves) -> bool:
+    return any(curves.get(arm) for arm in tuned.arms)
+
+
+def point(x: int, tuned: Tuned, curves: Curves) -> Point:
+    """Return the error at the chosen learning rate, and those at all learning rates."""
+    chosen = choose(tuned, curves)
+    cells = (
+        Cell(
+            batch=arm.batch,
+            lr=arm.lr,
+            error=measure_arm(FINAL, arm, [FINAL.of(curve) for curve in curves.get(arm, ())]),
+            is_best=arm == chosen,
+        )
+        for arm in tuned.arms
+    )
+    return Point(x, measure_contender(FINAL, tuned, curves)[0], tuple(cells))

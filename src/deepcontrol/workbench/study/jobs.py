@@ -28,7 +28,7 @@ from ..models import is_agc
 from ..train.config import Train
 from ..train.config_file import ConfigChangedError, changed_settings, differences, load_config
 from ..train.ensemble import check_configs
-from ..train.interrupts import Interrupts
+from ..train.run import Interrupts
 from .arms import Arm, Tuned
 from .claims import Claim
 from .figure import FIGURE_1
@@ -72,9 +72,11 @@ def plan(
     The arms of figure 1 come first, all with the first seed, then with the next, because a verdict
     needs several. The other arms follow in the same way, then the extra seeds of close claims.
 
+    Presets without the paper's claims are trained stage by stage, or else claim by claim: the first
+    seeds of a stage or of a claim's arms before their others.
+
     A tuned arm has the first seed of every learning rate. Once these runs are finished, it also has
-    the other seeds of the best one. Presets with such arms are trained stage by stage, the first
-    seeds of a stage before its others.
+    the other seeds of the best one.
 
     Args:
         claims: The claims whose arms are trained.
@@ -101,6 +103,9 @@ def plan(
     jobs = [job_of(arm, seed) for arm, count in seeds.items() for seed in range(count)]
     if preset.stages:
         return sorted(jobs, key=lambda job: (_stage(job, preset), job.seed))
+    if not preset.is_of_paper:
+        first = {a: i for i, c in reversed(list(enumerate(claims))) for a in c.arms}
+        return sorted(jobs, key=lambda job: (first[job.arm], job.seed))
     figure_1 = {arm.scale_lr(preset.lr_scale) for spec in FIGURE_1 for arm in spec.arms}
     return sorted(
         jobs, key=lambda job: (job.seed >= preset.seeds, job.arm not in figure_1, job.seed)
@@ -237,17 +242,17 @@ def finished_curve(job: Job) -> Curve | None:
     if not run.metrics:
         raise ValueError(f"{METRICS} has no readable record")
     columns = {}
-    for name, factor in (("val_error", 100.0), ("val_loss", 1.0)):
+    for name, factor in (("val_error", 100.0), ("val_loss", 1.0), ("val_mean_iou", 100.0)):
         pairs = zip(*run.series(name), strict=True)
         columns[name] = tuple(factor * v for e, v in pairs if 0 < e <= job.config.epochs)
-    errors, losses = columns["val_error"], columns["val_loss"]
+    errors, losses, ious = columns.values()
     schedule = job.config.schedule
     if run.diverged is not None:  # the last lambda of a diverged run is meaningless
-        return Curve(errors, losses, (), run.diverged, job.seed, schedule)
+        return Curve(errors, losses, (), run.diverged, job.seed, schedule, ious)
     if gap := run.missing_epochs(job.config.epochs):
         raise ValueError(gap)
     lambdas = _final_lambdas(run, job.config.epochs) if is_agc(job.arm.norm) else ()
-    return Curve(errors, losses, lambdas, None, job.seed, schedule)
+    return Curve(errors, losses, lambdas, None, job.seed, schedule, ious)
 
 
 CurveReader = Callable[[Job], Curve | None]

@@ -32,6 +32,7 @@ class Curve:
     diverged: int | None = None  # epoch of the first step that was not finite
     seed: int = 0
     schedule: Schedule = "constant"
+    ious: tuple[float, ...] = ()  # validation, %; empty in classification
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ def early_error(curve: Curve) -> float:
 
 def final_loss(curve: Curve) -> float:
     return math.inf if curve.diverged is not None else final_value(curve.losses, curve.schedule)
+
+
+def final_iou(curve: Curve) -> float:
+    return -math.inf if curve.diverged is not None else final_value(curve.ious, curve.schedule)
 
 
 def spikes(curve: Curve) -> float:
@@ -131,6 +136,7 @@ FINAL = Measure("final error", "%", final_error)
 MEAN = Measure("mean error over all epochs", "%", mean_error)
 EARLY = Measure("mean error over the first third", "%", early_error)
 LOSS = Measure("final loss", "", final_loss, 3)
+IOU = Measure("final mean IoU", "%", final_iou)
 SPIKES = Measure("error spikes", "", spikes, 1)
 LAMBDA_DEEPEST = Measure("lambda, deepest quarter", "", lambda_by_depth(*DEEPEST), 3)
 LAMBDA_MIDDLE = Measure("lambda, half depth", "", lambda_by_depth(*MIDDLE), 3)

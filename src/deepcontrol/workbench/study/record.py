@@ -130,10 +130,10 @@ def judge_and_write(settings: Reproduce, queue: Queue) -> Study:
         command=shlex.join(settings.command),
         claims=tuple(_judged(claim, evidence, jobs) for claim in settings.claims),
         grid=lr_grid(evidence.curves),
-        figure1=()
-        if preset.sweeps
-        else tuple(spec.panel(runs, preset.lr_scale) for spec in FIGURE_1),
-        figure2=figure_2(dict(runs), preset.lr_scale),
+        figure1=tuple(spec.panel(runs, preset.lr_scale) for spec in FIGURE_1)
+        if preset.is_of_paper
+        else (),
+        figure2=figure_2(dict(runs), preset.lr_scale, preset.panels),
         sweeps=tuple(spec.sweep(evidence.curves) for spec in preset.sweeps),
         runs=_entries(queue),
         pictured=tuple(pictured),
@@ -165,9 +165,9 @@ def _entries(queue: Queue) -> tuple[Entry, ...]:
 def shown_runs(jobs: Sequence[Job], preset: Preset) -> tuple[str | None, list[str]]:
     """Return the run for the chart of lambda, and the runs for the sample pictures.
 
-    With tuned arms, the first one with AGC is drawn whose learning rate is chosen.
+    Without the paper's claims, the first arm with AGC is drawn that has several seeds.
     """
-    if preset.sweeps:
+    if not preset.is_of_paper:
         chosen = (job.arm for job in jobs if job.seed == 1 and is_agc(job.arm.norm))
         drawn = next(chosen, None)
         return next((j.name for j in jobs if (j.arm, j.seed) == (drawn, 0)), None), []

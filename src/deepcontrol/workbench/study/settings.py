@@ -9,8 +9,9 @@ import tyro
 
 from ..folders.studyfolder import Protocol
 from ..models import task_of
+from ..optim import recipe
 from ..train.config import Model, Train
-from .arms import Arm
+from .arms import Arm, Tuned
 from .claims import CLAIMS, Claim
 from .classification import (
     BATCH_CLAIMS,
@@ -22,9 +23,24 @@ from .classification import (
     PLAIN,
     RESIDUAL,
 )
-from .sweeps import SweepSpec
+from .figure import FIGURE_2, PanelSpec, SweepSpec
+from .proposals import (
+    PROPOSAL_CLAIMS,
+    PROPOSAL_PANELS,
+    RECIPE_CLAIMS,
+    RECIPE_PANELS,
+)
 
-Name = Literal["quick", "camvid", "cityscapes", "cifar-batch", "cifar-depth", "fashion-mlp"]
+Name = Literal[
+    "quick",
+    "camvid",
+    "cityscapes",
+    "cifar-batch",
+    "cifar-depth",
+    "fashion-mlp",
+    "proposals",
+    "segmentation-recipe",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +57,9 @@ class Preset(Protocol):
     note: str = ""  # shown with the verdicts
     catalog: tuple[Claim, ...] = CLAIMS  # the claims that --only can name
     sweeps: tuple[SweepSpec, ...] = ()
-    # Network and batch size of the runs, in training order; empty for the order of figure 1.
+    panels: tuple[PanelSpec, ...] = FIGURE_2  # of the figure with comparisons
+    # Network and batch size of the runs, in training order; empty for the order of figure 1 or, if
+    # the claims are not the paper's, of the claims.
     stages: tuple[tuple[Model, int], ...] = ()
 
     @property
@@ -51,6 +69,17 @@ class Preset(Protocol):
         Seeds and claims can be added, and no result depends on how often a run is saved.
         """
         return Protocol(**{f.name: getattr(self, f.name) for f in fields(Protocol)})
+
+    @property
+    def is_of_paper(self) -> bool:
+        """Whether the claims are those of the first part, on the paper's own experiments."""
+        return self.catalog is CLAIMS
+
+    @property
+    def has_tuned(self) -> bool:
+        """Whether runs depend on results: the other seeds of each best learning rate."""
+        contenders = (c for claim in self.catalog for c in claim.contenders)
+        return any(isinstance(contender, Tuned) for contender in contenders)
 
     def config(self, arm: Arm, seed: int, out: Path, data_root: Path | None) -> Train:
         """Return the configuration of one run of an arm.
@@ -85,8 +114,9 @@ class Preset(Protocol):
             "augment": self.augment,
             "eval_batch_size": self.eval_batch_size,
             "save_epochs": self.save_epochs,
+            "class_weights": self.class_weights,
         }
-        return Train(**settings)
+        return Train(**(settings | dict(arm.options)))
 
 
 OF_PAPER = tuple(claim.id for claim in CLAIMS)  # and some of ours, on the same networks
@@ -102,6 +132,15 @@ CITYSCAPES = Preset(
     # the cases in which it is true, and five seeds in less than 1% (benchmarks/power.py).
     close=("fig1a", "fig1b"),
     save_epochs=10,
+)
+CAMVID = replace(
+    CITYSCAPES,
+    name="camvid",
+    data="camvid",
+    classnet_data="camvid",
+    note="CamVid is not the paper's data set: it has 367 training images instead of 2750, and "
+    "11 classes. Training uses random crops, half of them mirrored. Validation uses the whole "
+    "image, in two windows of the crops' size.",
 )
 CIFAR_BATCH = Preset(
     name="cifar-batch",
@@ -145,15 +184,7 @@ PRESETS: dict[Name, Preset] = {
         "fig1a were chosen by looking at such runs. A few hundred steps on synthetic scenes say "
         "little about the paper: use the presets camvid or cityscapes and a GPU for that.",
     ),
-    "camvid": replace(
-        CITYSCAPES,
-        name="camvid",
-        data="camvid",
-        classnet_data="camvid",
-        note="CamVid is not the paper's data set: it has 367 training images instead of 2750, and "
-        "11 classes. Training uses random crops, half of them mirrored. Validation uses the whole "
-        "image, in two windows of the crops' size.",
-    ),
+    "camvid": CAMVID,
     "cityscapes": CITYSCAPES,
     "cifar-batch": CIFAR_BATCH,
     "cifar-depth": replace(
@@ -184,6 +215,37 @@ PRESETS: dict[Name, Preset] = {
         "rate of each contender is chosen by the test error of its first seed, from the same grid "
         "for all. Images are not augmented.",
     ),
+    "proposals": replace(
+        CAMVID,
+        name="proposals",
+        size=(192, 256),
+        width=0.5,
+        epochs=40,
+        schedule="cosine",
+        warmup_epochs=1.0,
+        save_epochs=1000,
+        claims=tuple(claim.id for claim in PROPOSAL_CLAIMS),
+        close=(),
+        catalog=PROPOSAL_CLAIMS,
+        panels=PROPOSAL_PANELS,
+        note="A short protocol: SegNet at half its width, crops of a quarter of the image, 40 "
+        "epochs, a cosine schedule. Learning rates are the paper's, not tuned.",
+    ),
+    "segmentation-recipe": replace(
+        CAMVID,
+        name="segmentation-recipe",
+        epochs=60,
+        **recipe("best", 60)._asdict(),
+        save_epochs=1000,
+        claims=tuple(claim.id for claim in RECIPE_CLAIMS),
+        close=(),
+        catalog=RECIPE_CLAIMS,
+        panels=RECIPE_PANELS,
+        note="All runs have the settings of `deepcontrol train --recipe best`. They were fixed "
+        "before the runs and not searched on these images. BatchNorm has the best of three "
+        "learning rates, chosen by the validation error of the first seed, which is to its "
+        "advantage; AGC has one.",
+    ),
 }
 
 
@@ -193,10 +255,12 @@ class Reproduce:
 
     Each claim has a rule and ends as reproduced, not reproduced or undecided. Claims share runs.
     The runs of figure 1 come first, one seed of each before the next seed. The other runs follow,
-    and then more seeds for claims about small differences.
+    and then more seeds for claims about small differences. Presets beyond the paper train claim by
+    claim.
 
-    In the presets for classification each contender has its own best learning rate. The first seed
-    trains all learning rates of a grid, and the best one trains the other seeds.
+    In the presets for classification, and for BatchNorm in segmentation-recipe, each contender has
+    its own best learning rate. The first seed trains all learning rates of a grid, and the best one
+    trains the other seeds.
 
     Run the same command again to resume a study: finished runs are kept, interrupted runs
     continue, and failed runs are tried again. A failed run is tried twice and does not stop the
@@ -212,10 +276,11 @@ class Reproduce:
     """quick: small networks on synthetic street scenes, minutes on a CPU. camvid, cityscapes: the
     paper's protocol on real images. The paper used cityscapes. cifar-batch, cifar-depth: error of
     ResNets on CIFAR-10 by batch size and by depth. fashion-mlp: a fully connected network on
-    Fashion-MNIST."""
+    Fashion-MNIST. proposals: noise, GEMS, backgrounds, momentum and lambda in short runs on CamVid.
+    segmentation-recipe: `train --recipe best` with AGC and BatchNorm on CamVid."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLAIM...")] = ()
-    """Train only the runs that these claims need, as in fig1a,fig1b. Default: all claims of the
-    preset. Claims that the study folder already has are judged as well. --dry-run lists the ids."""
+    """Train only the runs that these claims need, for example fig1a,fig1b. Default: all claims of
+    the preset. Claims already in the study folder are judged as well. --dry-run lists the ids."""
     seeds: int | None = None
     """Number of seeds per arm. Default: the preset's. A rule needs at least two."""
     epochs: int | None = None
@@ -229,8 +294,8 @@ class Reproduce:
     than one per GPU is faster only with NVIDIA MPS."""
     at_once: int = 1
     """Number of classifiers that one process trains at once. Runs that differ only in seed and
-    learning rate become one vectorized network, whose steps take hardly longer than those of one at
-    batch sizes 1 and 2. They have no checkpoints: an interrupted ensemble starts again."""
+    learning rate become one vectorized network. At batch sizes 1 and 2 its steps take hardly longer
+    than those of a single network. It has no checkpoints: an interrupted ensemble starts again."""
     minutes: float | None = None
     """Time limit. After it, runs are saved and stopped; the same command resumes them. 0 trains
     nothing and judges the finished runs. Saving and the page take extra time."""
@@ -246,7 +311,7 @@ class Reproduce:
     keep_checkpoints: bool = False
     """Keep the checkpoints of finished runs for `eval` and `predict`: 0.6 GB each at full width."""
     dry_run: bool = False
-    """List the runs and their progress, and exit."""
+    """List the claims, the runs and their progress, count images and steps, and exit."""
 
     def __post_init__(self) -> None:
         for name in ("seeds", "epochs", "slots", "at_once"):
@@ -261,7 +326,9 @@ class Reproduce:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 0, got {value}")
         known = self.known_ids
         if self.only and not self.ids:
-            raise ValueError("--only names no claim: name some, as in fig1a,fig1b, or omit it")
+            raise ValueError(
+                "--only names no claim: name some, for example fig1a,fig1b, or omit it"
+            )
         unknown = sorted(set(self.ids) - set(known))
         if unknown:
             raise ValueError(

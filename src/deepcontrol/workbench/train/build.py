@@ -43,6 +43,7 @@ from ..models import CUSTOM, build, build_external, is_external, task_of
 from .config import Train
 from .config_file import ConfigChangedError
 from .distributed import Group
+from .proposals import lambdas, set_background_
 
 UNIT_INIT_IMAGES = 4
 STRONG_SCALE, STRONG_COLOR = (0.7, 1.4), 0.3  # --augment strong
@@ -65,6 +66,12 @@ def build_network(config: Train, num_classes: int) -> nn.Module:
             f"the network of {config.out} was passed to deepcontrol.workbench.train.Trainer, so "
             "its code is unknown here: pass --model module:function, a function that builds it"
         )
+    model = _build_by_name(config, num_classes)
+    set_background_(model, config.background)
+    return model
+
+
+def _build_by_name(config: Train, num_classes: int) -> nn.Module:
     if is_external(config.model):
         return build_external(
             config.model,
@@ -97,6 +104,9 @@ def build_model(config: Train, num_classes: int) -> nn.Module:
     for neuron in model.modules():
         if isinstance(neuron, (AGCConv2d, AGCConv3d, AGCLinear)):
             fix_parameters_(neuron, config)
+    if config.lambda_start is not None:
+        for mean_scale in lambdas(model):
+            nn.init.constant_(mean_scale, config.lambda_start)
     return model
 
 
@@ -214,9 +224,9 @@ def _scaled(loss: Tensor, scales: Tensor | None, index: int) -> Tensor:
 def build_objective(config: Train, data: LabeledSamples, device: torch.device) -> Objective:
     """Return the loss of the run.
 
-    Segmentation has ENet's class weights, computed from the training labels.
+    Segmentation has ENet's class weights, computed from the training labels, or none.
     """
-    if config.task == "classification":
+    if config.task == "classification" or config.class_weights == "none":
         return Objective(config.model, None, config.loss, config.task)
     weights = config.class_weight_scale * class_weights(torch.from_numpy(data.histogram))
     return Objective(config.model, weights.to(device), config.loss, config.task)

@@ -18,10 +18,10 @@ from ..sizes import format_size
 from .build import build_model, build_network, open_samples, open_sources, with_channels
 from .config import Train
 from .config_file import check_code, check_unchanged, load_config
+from .diagnosis import state_bytes
 from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .find_lr import run_find_lr
 from .loop import train
-from .memory import state_bytes
 from .trainer import evaluate_checkpoint
 
 MIB = 2**20
@@ -36,7 +36,8 @@ class TrainCommand(Train):
     """Print parameters, memory, steps and run folder, and exit."""
     find_lr: bool = False
     """Try learning rates from 1/32 to 32 times --lr (or its default) in short trainings, print a
-    table with a suggestion, write find-lr.png to the run folder, and exit. A run is not changed."""
+    table with a suggestion, write find-lr.png to the run folder, and exit. An existing run is not
+    changed."""
     find_lr_steps: int = 200
     """Steps at each learning rate of --find-lr."""
 

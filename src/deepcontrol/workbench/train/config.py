@@ -8,7 +8,8 @@ from ..data import DATASET_NAMES, data_task
 from ..folders.json_files import MAX_INT
 from ..models import CUSTOM, is_agc, is_code, is_external, unet3d
 from ..models.unet import TOTAL_STRIDE
-from ..optim import HIGHEST_MOMENTUM, recipe
+from ..optim import HIGHEST_MOMENTUM
+from .proposals import parse_background
 from .settings import ADDED_LATER, FOLDER_OPTIONS, Settings
 
 MIN_SIDE = 32  # pixels: SegNet halves the image five times
@@ -37,8 +38,7 @@ class Train(Settings):
     """
 
     def __post_init__(self) -> None:
-        of_recipe = recipe(self.recipe, self.epochs, self.optimizer, self.schedule)
-        for name, value in of_recipe._asdict().items():
+        for name, value in self.recipe_values(self.schedule)._asdict().items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)  # the class is frozen
         at_least = dict.fromkeys(("batch_size", "epochs", "save_epochs", "accumulate"), 1)
@@ -79,7 +79,7 @@ class Train(Settings):
                 raise ValueError(f"--{flag_name(name)} must be positive, got {value}")
         if self.init == "unit" and not is_agc(self.norm):
             raise ValueError(f"--init unit is for --norm agc, not {self.norm}")
-        for name in ("fixed_lambda", "fixed_gamma"):
+        for name in ("fixed_lambda", "fixed_gamma", "lambda_start"):
             value = getattr(self, name)
             if value is None:
                 continue
@@ -87,6 +87,7 @@ class Train(Settings):
                 raise ValueError(f"--{flag_name(name)} is for --norm agc, not {self.norm}")
             if not math.isfinite(value):
                 raise ValueError(f"--{flag_name(name)} must be a number, got {value}")
+        self._check_proposals()
         if not 0 <= self.momentum <= HIGHEST_MOMENTUM:
             raise ValueError(
                 f"--momentum must be from 0 to {HIGHEST_MOMENTUM}, got {self.momentum}"
@@ -103,7 +104,8 @@ class Train(Settings):
             self._check_dataset()
         if self.model == CUSTOM:
             fixed: dict[str, Any] = {"width": 1.0, "init": "he", "pretrained": False}
-            for name in (*fixed, "fixed_lambda", "fixed_gamma"):
+            fixed["background"] = "mean"
+            for name in (*fixed, "fixed_lambda", "fixed_gamma", "lambda_start"):
                 if getattr(self, name) != fixed.get(name):
                     raise ValueError(f"{name} is for networks by name, not for your own: omit it")
         if is_external(self.model):
@@ -125,11 +127,35 @@ class Train(Settings):
             )
         if self.schedule == "onecycle" and self.warmup_epochs:
             raise ValueError("--schedule onecycle has a rise of its own: omit --warmup-epochs")
-        for name in ("ema", "accumulate", "optimizer"):
+        for name in ("ema", "accumulate", "optimizer", "background", "gems", "lambda_lr"):
             if self.fsdp and getattr(self, name) != ADDED_LATER[name]:
                 raise ValueError(
                     f"--{flag_name(name)} does not support --fsdp yet: omit one of them"
                 )
+
+    def _check_proposals(self) -> None:
+        """Check the options that try the paper's proposals."""
+        for name in ("background", "gems", "lambda_lr"):
+            if not is_agc(self.norm) and getattr(self, name) != ADDED_LATER[name]:
+                raise ValueError(f"--{flag_name(name)} is for --norm agc, not {self.norm}")
+        parse_background(self.background)
+        if self.noise and not (is_agc(self.norm) or self.norm == "bn"):
+            raise ValueError(f"--noise is for --norm agc and bn, not {self.norm}")
+        for name, below in (("noise", math.inf), ("dropout", 1)):
+            if not 0 <= getattr(self, name) < below:
+                limit = "" if below == math.inf else f" and below {below}"
+                raise ValueError(f"--{name} must be at least 0{limit}, got {getattr(self, name)}")
+        if self.dropout and (self.model == CUSTOM or is_external(self.model)):
+            raise ValueError(f"--dropout is for networks of this package, not {self.model}")
+        if not 1 <= self.gems_cap < math.inf:
+            raise ValueError(f"--gems-cap must be at least 1, got {self.gems_cap}")
+        if self.gems_cap != ADDED_LATER["gems_cap"] and self.gems == "off":
+            raise ValueError("--gems-cap needs --gems on or control")
+        if not 0 < self.lambda_lr < math.inf:
+            raise ValueError(f"--lambda-lr must be positive, got {self.lambda_lr}")
+        for name in ("lambda_lr", "lambda_start"):
+            if self.fixed_lambda is not None and getattr(self, name) != ADDED_LATER[name]:
+                raise ValueError(f"--{flag_name(name)} and --fixed-lambda exclude each other")
 
     def _check_dataset(self) -> None:
         for name in ("augment", "train_limit", "val_limit", "data_root"):
@@ -162,6 +188,8 @@ class Train(Settings):
                 "--augment crop+flip is for classification: segmentation always crops images that "
                 "are larger than --size; use flip or strong"
             )
+        if self.class_weights == "none" and self.class_weight_scale != 1:
+            raise ValueError("--class-weight-scale needs --class-weights enet")
         if self.loss != "ce" and self.model == "classnet":
             raise ValueError(f"--model classnet has a loss of its own: omit --loss {self.loss}")
 
@@ -185,11 +213,17 @@ class Train(Settings):
             raise ValueError(f"--init {self.init} is for images, not for volumes: use he")
 
     def _check_classification(self) -> None:
+        if self.recipe == "best" and self.task != "segmentation":
+            raise ValueError("--recipe best is for segmentation: use recommended")
         if self.init == "unit":
             raise ValueError(f"--init unit is for segmentation, not for --model {self.model}")
         if self.class_weight_scale != 1:
             raise ValueError(
                 "--class-weight-scale is for segmentation: classification has no class weights"
+            )
+        if self.class_weights != "enet":
+            raise ValueError(
+                "--class-weights is for segmentation: classification has no class weights"
             )
         if self.loss not in ("ce", "focal"):
             raise ValueError(f"--loss {self.loss} is for segmentation: use ce or focal")

@@ -11,7 +11,6 @@ from ..data import DEFAULT_SIZES
 from ..folders.json_files import write_json
 from ..folders.runfolder import CONFIG, read_config
 from ..models import CUSTOM, is_code
-from ..optim import recipe
 from .config import Train, flag_name, format_value
 from .settings import ADDED_LATER
 
@@ -148,7 +147,7 @@ def changeable(content: Mapping[str, Any]) -> tuple[str, ...]:
 def changed_settings(config: Train) -> dict[str, Any]:
     """Return the settings with other values than the defaults, and `out`."""
     values = {f.name: (getattr(config, f.name), f.default) for f in fields(Train)}
-    for name, default in recipe(config.recipe, config.epochs, config.optimizer)._asdict().items():
+    for name, default in config.recipe_values()._asdict().items():
         values[name] = (getattr(config, name), default)
     values["size"] = (config.sample_size, DEFAULT_SIZES[config.data])
     return {k: value for k, (value, default) in values.items() if value != default}

@@ -24,17 +24,20 @@ from torch.func import functional_call, vmap
 from ...step import WARMUP_STEPS
 from ..folders import runfolder
 from ..folders.runlock import RunLock
-from .config import Train
+from .config import Train, flag_name
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib
 from .faults import FaultError, GuardStatus, is_out_of_memory
-from .interrupts import Interrupts, Stopped, interrupts
 from .loop import finish_epoch
 from .progress import Display, step_status
-from .run import TrainingRun
+from .run import Interrupts, Stopped, TrainingRun, interrupts
 from .settings import ADDED_LATER
 from .start import claim_folder, is_finished, load_started_config, open_run
 
+UNSUPPORTED = (
+    "optimizer", "loss", "accumulate", "ema", "patience", "minutes", "background", "noise",
+    "dropout", "gems", "lambda_lr",
+)  # fmt: skip
 VARIED = ("seed", "lr", "out")  # settings in which the networks may differ
 CHECK_EVERY = 256  # steps between two reads of the loss, for which Python waits for a GPU
 
@@ -84,11 +87,11 @@ def check_configs(configs: Sequence[Train]) -> None:
         raise ValueError(f"ensembles are for classification, but --model is {first.model}")
     if first.fsdp or is_distributed():
         raise ValueError("an ensemble trains in a single process: omit --fsdp and torchrun")
-    for name in ("optimizer", "loss", "accumulate", "ema", "patience", "minutes"):
+    for name in UNSUPPORTED:
         if getattr(first, name) != ADDED_LATER[name]:
             raise ValueError(
-                f"--{name} {getattr(first, name)} is not supported in an ensemble: train the runs "
-                "one by one"
+                f"--{flag_name(name)} {getattr(first, name)} is not supported in an ensemble: "
+                "train the runs one by one"
             )
     for field in fields(Train):
         values = {getattr(config, field.name) for config in configs}

@@ -28,7 +28,8 @@ from .diagnosis import memory_fault_at_start
 from .distributed import choose_autocast, choose_device, configure_torch, process_group
 from .faults import is_out_of_memory
 from .progress import Display
-from .start import build_optimizer
+from .proposals import add_noise_
+from .start import build_gems, build_optimizer
 
 PICTURE = "find-lr.png"
 # Learning rates to try, relative to --lr or its default: 1/32 to 32.
@@ -207,6 +208,9 @@ def _search(config: Train, steps: int, device: torch.device, console: Console) -
         model = build_model(config, len(sources.train.classes))
         scale_to_images_(model, config, train)
         move_(model, device)
+        add_noise_(model, config.noise, config.dropout, config.seed, group.rank)
+        optimizer = build_optimizer(config, model, group)
+        build_gems(config, model, optimizer)
         objective = build_objective(config, train.dataset, device)
 
         def before_update(loss: Tensor) -> Tensor:
@@ -217,7 +221,7 @@ def _search(config: Train, steps: int, device: torch.device, console: Console) -
         step = TrainingStep(
             model,
             objective.loss,
-            build_optimizer(config, model, group),
+            optimizer,
             config.engine,
             choose_autocast(config.precision, device),
             before_update,

@@ -28,9 +28,8 @@ from .diagnosis import (
 from .distributed import Group, choose_device, configure_torch, peak_mib, process_group
 from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_device_failure, is_out_of_memory
-from .interrupts import Stopped, interrupts
 from .progress import Display, epoch_line, one_class_line, step_status, validation_note
-from .run import TrainingRun, images_in_batch
+from .run import Stopped, TrainingRun, images_in_batch, interrupts
 from .sheets import Pixels, sample_sheet, save_png, worst_sheet
 from .snapshot import snapshot
 from .start import claim_folder, open_run

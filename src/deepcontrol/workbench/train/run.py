@@ -1,6 +1,13 @@
-"""A training run in progress: everything the loop works with, and its position."""
+"""A training run in progress: everything the loop works with, its position, and signals."""
 
+import os
+import signal
+import sys
+import threading
 import time
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,19 +17,74 @@ from ...step import TrainingStep
 from ..data import Batch, BatchStream, DatasetSplit, Source
 from ..folders.runlock import RunLock
 from ..optim import scheduled_lr, set_lr
-from .build import (
-    Objective,
-)
+from .build import Objective
 from .checkpoint import CheckpointWriter
 from .config import Train
 from .distributed import Group
-from .ema import MovingAverage, evaluated_model
+from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import GuardReader
-from .interrupts import Interrupts, Stopped
-from .layer_stats import LayerStats
 from .progress import Display, Events
 from .sheets import sample_name
 from .snapshot import Position
+
+# Signals
+
+
+SHOW_CURSOR = "\x1b[?25h"  # progress bars hide it
+
+
+class Stopped(Exception):  # noqa: N818 (not an error)
+    """A signal asked the run to stop, and the current step is finished."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """The shell's convention: 130 for SIGINT, 143 for SIGTERM."""
+        return 128 + self.signum
+
+
+class Interrupts:
+    """Record the first signal; `signum` is 0 until one arrives."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+
+    def raise_if_any(self) -> None:
+        """Raise Stopped if a signal has arrived."""
+        if self.signum:
+            raise Stopped(self.signum)
+
+    def handle(self, signum: int, frame: types.FrameType | None) -> None:
+        del frame
+        if signum == signal.SIGINT and self.signum:
+            if sys.stdout.isatty():
+                sys.stdout.write(SHOW_CURSOR + "\n")
+                sys.stdout.flush()
+            # No cleanup and no waiting for a checkpoint in progress: the previous one is intact.
+            os._exit(128 + signum)
+        self.signum = self.signum or signum
+
+
+@contextmanager
+def interrupts() -> Iterator[Interrupts]:
+    """Handle both signals while the block runs. Only a main thread receives signals."""
+    received = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {s: signal.signal(s, received.handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+# The run
+
 
 # Steps between two checks of loss, signals and other processes. A check after every step would
 # make Python wait for a GPU.

@@ -20,16 +20,20 @@ from ..data import (
 from ..losses import LossName
 from ..models import CUSTOM, Norm, external_task, is_external, task_of
 from ..optim import (
+    ClassWeights,
     OptimizerName,
+    Recipe,
     RecipeName,
     Schedule,
     default_lr,
+    recipe,
 )
 from ..sizes import Size, TrainingSize
 
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 
 Augmentation = Literal["none", "flip", "crop+flip", "strong"]
+GEMS_CAP = 16.0
 
 # Fields that are newer than format 1, with the values that older runs were trained with.
 ADDED_LATER = {
@@ -50,6 +54,14 @@ ADDED_LATER = {
     "patience": None,
     "minutes": None,
     "recipe": "paper",
+    "class_weights": "enet",
+    "background": "mean",
+    "noise": 0.0,
+    "dropout": 0.0,
+    "gems": "off",
+    "gems_cap": GEMS_CAP,
+    "lambda_lr": 1.0,
+    "lambda_start": None,
 }
 # Options of some datasets only.
 FOLDER_OPTIONS = {
@@ -73,11 +85,12 @@ class Settings:
     module:function, called with classes and in_channels. The last four are converted with --norm
     agc and left as they are with --norm bn."""
     pretrained: bool = False
-    """Start from the weights that timm, smp or torchvision has for the network."""
+    """Start from the pretrained weights of timm, smp or torchvision."""
     norm: Norm = "agc"
-    """agc (automatic gain control), agc+wn (AGC with weight normalization), agc+ws (AGC with weight
-    standardization), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln (LayerNorm), frn (Filter
-    Response Normalization), evonorm-s0, ws+gn (weight standardization and GroupNorm), or none."""
+    """Normalization: agc (automatic gain control), agc+wn (AGC with weight normalization), agc+ws
+    (AGC with weight standardization), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln
+    (LayerNorm), frn (Filter Response Normalization), evonorm-s0, ws+gn (weight standardization and
+    GroupNorm), or none."""
     data: Literal[DataName, DatasetName] = "streets"
     """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`), coco images
     with COCO's JSON, and nnunet volumes in nnU-Net's raw layout. cityscapes14 is Cityscapes with
@@ -92,28 +105,28 @@ class Settings:
     for folder and coco, 96x96x96 for nnunet, 32x32 for CIFAR, 28x28 for Fashion-MNIST, 224x224 for
     imagefolder."""
     fit: Fit = "resize"
-    """How images of --data folder or coco, of any size, become images of --size. resize: scaled to
-    fit, with their aspect ratio; the rest is padded with border pixels that have no label. tile:
-    cut into tiles of this size at their own resolution."""
+    """How to bring images of --data folder or coco to --size. resize: scale with the aspect ratio,
+    and pad with border pixels without a label. tile: cut into tiles at full resolution."""
     channels: int | None = None
     """Channels of the images of --data folder or coco. None: 3; gray images are repeated, opacity
     is dropped. Volumes have those of dataset.json."""
     val_fraction: float = 0.2
-    """Share of the images for validation: of --data folder and coco if they have no val/, and of
-    the cases of nnunet. A hash of the file name selects them, so that new images do not change the
-    split."""
+    """Fraction of the images for validation: for --data folder and coco without val/, and for the
+    cases of nnunet. A hash of the file name decides, so that new images do not change the split."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
     """Images per step, over all processes."""
     accumulate: int = 1
-    """Split each batch into this many parts that are computed one after the other, to save memory.
-    With AGC the update is the same (up to rounding); BatchNorm sees the parts."""
+    """Split each batch into N parts and add up their gradients, to save memory. With AGC the update
+    is the same up to rounding; BatchNorm normalizes each part by itself."""
     recipe: RecipeName = "paper"
-    """Defaults of --schedule, --warmup-epochs and --weight-decay; options that are given win. paper
-    has a constant learning rate and no weight decay. recommended has a warm-up of 1 epoch (at most
-    a tenth of --epochs), a cosine schedule, and a weight decay of 0.0001 (0.01 for adamw). The
-    learning rate and the momentum are those of the options below."""
+    """Defaults of --schedule, --warmup-epochs, --weight-decay, --augment and --class-weights;
+    explicit options take precedence. paper has a constant learning rate and no weight decay.
+    recommended has a warm-up of 1 epoch (at most a tenth of --epochs), a cosine schedule, and a
+    weight decay of 0.0001 (0.01 for adamw). best is for segmentation: recommended with a weight
+    decay of 0.0005, --augment strong and --class-weights none. Learning rate and momentum are the
+    same in all."""
     optimizer: OptimizerName = "sgd"
     """sgd (with momentum) or adamw."""
     lr: float | None = None
@@ -121,12 +134,11 @@ class Settings:
     classification, 0.001 for adamw."""
     # None stands for the recipe's value, which `__post_init__` fills in.
     schedule: Schedule = None  # type: ignore[assignment]
-    """constant, or a learning rate that falls to 0 over all epochs, which are then fixed: cosine,
-    poly (power 0.9), or onecycle, which rises from lr / 25 in the first 30% of the steps.
-    None: the recipe's."""
+    """Learning-rate schedule: constant, cosine, poly (power 0.9), or onecycle, which rises from
+    lr / 25 over the first 30% of the steps. The last three fall to 0 at the last epoch, so that
+    --epochs cannot change later. None: the recipe's."""
     warmup_epochs: float = None  # type: ignore[assignment]
-    """Epochs in which the learning rate rises linearly from 0. May be a fraction. None: the
-    recipe's."""
+    """Epochs of linear warm-up of the learning rate from 0, such as 0.5. None: the recipe's."""
     weight_decay: float = None  # type: ignore[assignment]
     """Weight decay of the filters. Norms, AGC parameters and biases have none. None: the
     recipe's."""
@@ -139,38 +151,60 @@ class Settings:
     ce and focal."""
     ema: float | None = None
     """Evaluate and save an exponential moving average of the weights with this decay, such as
-    0.999. The average is shorter in the first steps."""
+    0.999. The decay is lower in the first steps."""
     epochs: int = 150
     """Number of epochs. A finished run can be resumed with more."""
     patience: int | None = None
-    """Stop when the lowest validation error is this many epochs old."""
+    """Stop after N epochs without a lower validation error."""
     minutes: float | None = None
-    """Stop before an epoch that would not end within this many minutes. The same command resumes
-    the run."""
+    """Time limit. Training stops before an epoch that would exceed it; the same command resumes the
+    run."""
     seed: int = 0
-    """Seed for initialization, shuffling and augmentation."""
+    """Seed for initialization, shuffling, augmentation, noise and dropout."""
     init: Literal["he", "identity", "unit"] = "he"
     """Initialization: he (fan-in), identity (the paper's variant), unit (AGC: unit variance)."""
     fixed_lambda: float | None = None
-    """Fix AGC's lambda (share of the mean that is subtracted) instead of learning it."""
+    """Fix AGC's lambda (fraction of the mean that is subtracted) instead of learning it."""
     fixed_gamma: float | None = None
     """Fix AGC's gamma (gain) instead of learning it, at this multiple of its initial value: 1, or
     in residual and plain networks 1.21 and less at the end of a branch."""
+    background: str = "mean"
+    """Level of each map that AGC subtracts: mean, median, window:15 (mean over a window of 15x15),
+    quantile:0.3, or trimmed:0.1 (mean without the lowest and the highest 10%)."""
+    lambda_start: float | None = None
+    """Initial value of AGC's lambda. None: 1."""
+    lambda_lr: float = 1.0
+    """Learning rate of AGC's lambda, relative to --lr."""
+    noise: float = 0.0
+    """Add noise to every feature map in training, after AGC or BatchNorm, relative to the standard
+    deviation of the map: 0.1 is 10%."""
+    dropout: float = 0.0
+    """Set this fraction of the classifier's input maps to 0 in training."""
+    gems: Literal["off", "on", "control"] = "off"
+    """Gated effective minibatch size: divide each filter's gradient by the fraction of positions
+    where its ReLU is active. control scales the whole gradient to the same norm instead. For
+    --norm agc."""
+    gems_cap: float = GEMS_CAP
+    """Largest factor of --gems on a gradient."""
+    class_weights: ClassWeights = None  # type: ignore[assignment]
+    """Class weights in the loss of segmentation: enet (rare classes count more) or none. None: the
+    recipe's, enet except for best."""
     class_weight_scale: float = 1.0
     """Mean of the class weights in the loss. Classification has no class weights."""
     augment: Augmentation | None = None
     """Random augmentation. crop+flip is for classification: images are padded by an eighth of
     their side (4 pixels for CIFAR), cropped and flipped. strong is for segmentation: flip, zoom by
-    0.7 to 1.4, and brightness, contrast and saturation by 0.7 to 1.3. None: flip for segmentation,
-    crop+flip for classification."""
+    0.7 to 1.4, and brightness, contrast and saturation by 0.7 to 1.3. None: the recipe's, or flip
+    for segmentation and crop+flip for classification."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device. auto uses a GPU if there is one."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 uses autocast with fp32 parameters. auto is bf16 on a GPU and fp32 on a CPU."""
     engine: Engine = "graph"
-    """How a step is executed. On a CPU, graph means eager."""
+    """Execution of a training step: eager, torch.compile, a CUDA graph, or both. On a CPU, graph is
+    eager."""
     deterministic: bool = False
-    """Bit-identical results on a GPU, at some cost in speed. Runs on a CPU always are."""
+    """Bit-identical results on a GPU, at some cost in speed. Runs on a CPU are deterministic."""
     fsdp: bool = False
     """Shard parameters, gradients and momentum over the processes (FSDP2)."""
     train_limit: int | None = None
@@ -180,10 +214,10 @@ class Settings:
     workers: int = 0
     """Threads that prepare batches. The batches do not depend on this number."""
     eval_batch_size: int | None = None
-    """Images per evaluation batch, over all processes. None: --batch-size; classification takes
-    more if it is small, 256 for images of 32x32."""
+    """Images per evaluation batch, over all processes. None: --batch-size; in classification at
+    least 256 for images of 32x32."""
     eval_whole: bool = False
-    """Evaluate images larger than --size whole, not in windows. Usually worse for AGC."""
+    """Evaluate images larger than --size as a whole, not in windows. Usually worse for AGC."""
     save_epochs: int = 1
     """Save a checkpoint every N epochs and after the last one. best/ has the lowest error."""
     save_steps: int = 0
@@ -199,6 +233,12 @@ class Settings:
         if is_external(self.model):
             return external_task(self.model) or data_task(self.data)
         return task_of(self.model)
+
+    def recipe_values(self, schedule: Schedule | None = None) -> Recipe:
+        """Return the settings of the recipe, for the schedule that is chosen already."""
+        # Datasets of one's own and volumes do not support strong augmentation.
+        augments = self.data not in DATASET_NAMES and len(self.sample_size) == 2
+        return recipe(self.recipe, self.epochs, self.optimizer, schedule, augments)
 
     @property
     def has_own_images(self) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from ... import __version__
-from ...nn import param_groups
+from ...nn import GEMS, param_groups
 from ...step import TrainingStep
 from ..data import BatchStream, DatasetSplit, Source
 from ..data.folder import FolderSource
@@ -24,7 +24,7 @@ from ..folders import records, runfolder
 from ..folders.json_files import read_bytes
 from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS
 from ..folders.runlock import RunLock, lock
-from ..optim import adamw, sgd
+from ..optim import adamw, scale_lr, sgd
 from .build import (
     Data,
     Fingerprints,
@@ -41,14 +41,13 @@ from .build import (
 from .checkpoint import CheckpointError, CheckpointWriter, check_config, is_intact, load_last
 from .config import Train
 from .config_file import check_unchanged, load_config, save_config, spelled_as
+from .diagnosis import check_memory
 from .distributed import Group, choose_autocast, describe_machine, shard_
-from .ema import MovingAverage, evaluated_model
+from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import Guard, GuardReader
-from .interrupts import Interrupts, Stopped
-from .layer_stats import LayerStats
-from .memory import check_memory
 from .progress import Display, Events
-from .run import TrainingRun, has_schedule
+from .proposals import add_noise_, lambdas
+from .run import Interrupts, Stopped, TrainingRun, has_schedule
 from .snapshot import Position, restore
 
 
@@ -130,8 +129,10 @@ def open_run(
         model = build_model(config, len(sources.train.classes))
     scale_to_images_(model, config, train)
     move_(model, group.device)
+    remove_noise = add_noise_(model, config.noise, config.dropout, config.seed, group.rank)
     wrapped = _wrap(model, config, group)
     optimizer = build_optimizer(config, model, group)
+    gems = build_gems(config, model, optimizer)
     average = None if config.ema is None else MovingAverage(model, optimizer, config.ema)
     position = _resume(config, model, optimizer, group, display, train, average)
     guard = Guard(optimizer, group)
@@ -190,6 +191,9 @@ def open_run(
             val_source=sources.val,
         )
     finally:
+        remove_noise()  # a network of the user's may be trained again
+        if gems is not None:
+            gems.remove()
         writer.close()
         if events is not None:
             events.close()
@@ -203,9 +207,19 @@ def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.opti
     lr: float | Tensor = config.learning_rate
     if has_schedule(config) and group.device.type == "cuda" and not config.fsdp:
         lr = torch.tensor(lr, device=group.device)  # a captured step reads it at every replay
+    if config.lambda_lr != 1:
+        groups = parameters if config.weight_decay else [{"params": list(parameters)}]
+        parameters = scale_lr(groups, lr, lambdas(model), config.lambda_lr)
     if config.optimizer == "adamw":
         return adamw(parameters, lr, on_gpu=group.device.type == "cuda")
     return sgd(parameters, lr, config.momentum, sharded=config.fsdp)
+
+
+def build_gems(config: Train, model: nn.Module, optimizer: torch.optim.Optimizer) -> GEMS | None:
+    """Add the hooks of --gems to the model and its optimizer."""
+    if config.gems == "off":
+        return None
+    return GEMS(model, optimizer, cap=config.gems_cap, control=config.gems == "control")
 
 
 def load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.report.place import page_folder, page_key, watch
+from deepcontrol.workbench.report import page_folder, page_key, watch
 from tests.workbench.report.conftest import append, make_run, metrics
 
 
