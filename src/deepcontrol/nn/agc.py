@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.agc import agc, agc_given_mean
+from ..ops import native
+from ..ops.agc import agc, agc_given_mean, agc_replays, norm_backward
+from ..ops.dispatch import needs_plain_ops
 from ..ops.layout import positions
 from .layer import FxLeaf, warn_if_single_position
 from .shared_means import SharedMeans
@@ -52,6 +54,10 @@ class _AGC(FxLeaf, nn.Module):
                 nn.init.constant_(parameter, start)
 
     def forward(self, input: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and native.run is not None:
+            found = native.run(self, input)
+            if found is not None:
+                return found
         if input.dim() not in self._dims:
             expected = " or ".join(f"{d}-D" for d in self._dims)
             raise ValueError(
@@ -67,7 +73,25 @@ class _AGC(FxLeaf, nn.Module):
         if self.shared_means is not None:
             mean = self.shared_means.of(input)
             return agc_given_mean(input, mean, self.weight, self.bias, self.mean_scale)
-        return agc(input, self.weight, self.bias, self.mean_scale)
+        y = agc(input, self.weight, self.bias, self.mean_scale)
+        if not torch.compiler.is_compiling() and native.active:
+            self._prepare_native(input)
+        return y
+
+    def _prepare_native(self, input: Tensor) -> None:
+        """Hand over the launches to the compiled helper once they are recorded."""
+        names = ("weight", "bias", "mean_scale")
+        parameters = {name: self._parameters.get(name) for name in names}
+        given = [a for a in parameters.values() if a is not None]
+        if len(given) < 3 or needs_plain_ops() or positions(input) == 1:
+            return
+        forward, backward = agc_replays(input, *given)
+        if forward.recorded:
+            native.prepare(
+                self, input, parameters, ("num_features", "shared_means", "_dims"),
+                plan=backward, backward_in_python=norm_backward,
+                forward=forward, backward=backward,
+            )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, affine={self.affine}"
