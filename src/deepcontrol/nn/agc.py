@@ -81,11 +81,11 @@ class _AGC(FxLeaf, nn.Module):
     def _prepare_native(self, input: Tensor) -> None:
         """Hand over the launches to the compiled helper once they are recorded."""
         names = ("weight", "bias", "mean_scale")
-        parameters = {name: self._parameters.get(name) for name in names}
-        given = [a for a in parameters.values() if a is not None]
-        if len(given) < 3 or needs_plain_ops() or positions(input) == 1:
+        found = {name: self._parameters.get(name) for name in names}
+        parameters: dict[str, Tensor] = {n: a for n, a in found.items() if a is not None}
+        if len(parameters) < 3 or needs_plain_ops() or positions(input) == 1:
             return
-        forward, backward = agc_replays(input, *given)
+        forward, backward = agc_replays(input, *parameters.values())
         if forward.recorded:
             native.prepare(
                 self, input, parameters, ("num_features", "shared_means", "_dims"),

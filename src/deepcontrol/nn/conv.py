@@ -26,7 +26,6 @@ from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
 from .shared_means import SharedMeans
 
-
 _PARAMETERS = ("weight", "gain", "bias", "mean_scale")
 # The attributes that a plan depends on.
 _SETTINGS = (

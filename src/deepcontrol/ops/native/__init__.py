@@ -12,7 +12,9 @@ A build is loaded when a layer first has something to repeat, never at import.
 
 import os
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +24,9 @@ from ..gain_conv import store_map_sums, stored_map_sums
 from ..replay import KernelHandle, RecordedLaunch, Replay
 from .build import load
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 # run(module, input) returns the output of a layer, or None where the Python path must run. It is
 # None until a layer is prepared.
-run: "Callable[[nn.Module, Tensor], Any] | None" = None
+run: Callable[[nn.Module, Tensor], Any] | None = None
 active = True  # False once there is nothing to load
 
 _extension: Any = None
@@ -50,6 +49,18 @@ def why_python() -> str | None:
     return None if extension.has_cuda() else "the helper does not find the CUDA driver"
 
 
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Take the Python path, in all threads: for comparisons."""
+    global run, active
+    before = run, active
+    run, active = None, False
+    try:
+        yield
+    finally:
+        run, active = before
+
+
 def prepare(
     module: nn.Module,
     input: Tensor,
@@ -67,7 +78,7 @@ def prepare(
         **layer: The fields of `Layer` in eager.cpp.
     """
     global run, active
-    if not active or _extension is None and not _start():
+    if not active or (_extension is None and not _start()):
         return
     if input.is_cuda and not _extension.has_cuda():
         active = False

@@ -42,7 +42,9 @@ def library_path() -> Path:
         sys.implementation.cache_tag, platform.machine(),
     )  # fmt: skip
     digest.update("\0".join(versions).encode())
-    name = f"eager-torch{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
+    name = (
+        f"eager-torch{torch.__version__}-{sys.implementation.cache_tag}-{digest.hexdigest()[:16]}"
+    )
     return cache_folder() / f"{name}.so"
 
 
