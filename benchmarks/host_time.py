@@ -138,8 +138,8 @@ def main() -> None:
         row |= percentiles("total_vs_batchnorm", ratios)
         rows.append({**row, "layers": LAYERS, "rounds": args.rounds, "source": source_hash()})
         print(
-            f"{name:16s} {path:7s} {row['forward_us_p50']:>8} + {row['backward_us_p50']:>8} us per layer, "
-            f"{row['total_vs_batchnorm_p50']}x {PEER}"
+            f"{name:16s} {path:7s} {row['forward_us_p50']:>8} + {row['backward_us_p50']:>8} us "
+            f"per layer, {row['total_vs_batchnorm_p50']}x {PEER}"
         )
     out = args.out or Path(f"benchmarks/results/host-time-{args.device}.csv")
     write_results(out, rows, args.device)

@@ -151,7 +151,7 @@ struct LayerBackward : public Node {
     const bool plain = at::GradMode::is_enabled() || g.key_set() != keys || !plain_dispatch() ||
         torch::autograd::isFwGradDefined(g);
     // While a CUDA graph is captured, Python records two branches.
-    if (plain || stream.capturing) return in_python(g, s, inputs);
+    if (plain || stream.capturing || !stream.current) return in_python(g, s, inputs);
     ++counters.backward;
     return layer->is_neuron ? of_neuron(g, s, stream) : of_norm(g, s, stream);
   }

@@ -70,6 +70,16 @@ struct Driver {
     return function != nullptr;
   }
 
+  // A thread of autograd that has made no CUDA call has no context yet.
+  void ensure_context(int index) const {
+    void* context = nullptr;
+    if (get_context(&context) == 0 && context != nullptr) return;
+    int device = 0;
+    const bool found = get_device(&device, index) == 0 && retain_context(&context, device) == 0 &&
+        set_context(context) == 0;
+    TORCH_CHECK(found, "cannot set the CUDA context of device ", index);
+  }
+
   static const Driver& get() {
     static const Driver driver;
     return driver;
@@ -88,6 +98,8 @@ struct Stream {
     const Driver& driver = Driver::get();
     const auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
     current = guard->getDevice().index() == device;
+    if (!current) return;
+    driver.ensure_context(device);
     TORCH_CHECK(driver.current_stream(device, &handle) == 0, "torch has no current CUDA stream");
     int status = 0;
     // An error means that another stream is capturing: also a case for the Python path.
@@ -169,7 +181,7 @@ struct Launch {
 
 class Program {
  public:
-  // description: (inputs, allocations, launches, results, device), as replay_program.py has it.
+  // description: (inputs, allocations, launches, results, device), as `describe` in __init__.py makes it.
   explicit Program(const py::tuple& description) {
     for (auto input : description[0]) {
       inputs_.emplace_back();
@@ -252,7 +264,6 @@ class Program {
     }
     if (all & 15) return false;  // Triton specializes a kernel for multiples of 16
     if (device_ >= 0) {
-      ensure_context();
       for (const Launch& launch : launches_) launch.run_kernel(addresses.data(), stream.handle);
     } else {
       for (const Launch& launch : launches_) launch.run_function(table);
@@ -272,17 +283,6 @@ class Program {
   }
 
  private:
-  // A thread of autograd that has made no CUDA call has no context yet.
-  void ensure_context() const {
-    const Driver& driver = Driver::get();
-    void* context = nullptr;
-    if (driver.get_context(&context) == 0 && context != nullptr) return;
-    int device = 0;
-    const bool found = driver.get_device(&device, device_) == 0 &&
-        driver.retain_context(&context, device) == 0 && driver.set_context(context) == 0;
-    TORCH_CHECK(found, "cannot set the CUDA context of device ", device_);
-  }
-
   std::vector<std::optional<Layout>> inputs_;  // nullopt: absent, or read by no launch
   std::vector<Layout> allocations_;
   std::vector<at::TensorOptions> options_;
