@@ -6,18 +6,23 @@ A chain of 20 layers on maps so small that the GPU waits for the host: 3x3 convo
 channels with normalization and ReLU, 8x8 maps, batch 2, bf16 autocast, channels_last. The clock
 stops when the call returns, without waiting for the GPU. Every round times all contenders, so the
 machine's noise affects all of them. The CSV has microseconds per layer.
+
+AGC layers are measured in Python and, if it is built (python -m deepcontrol.ops.native), with the
+compiled helper for eager mode: column "path".
 """
 
 import argparse
 import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
+from deepcontrol.ops import native
 from deepcontrol.workbench.bench.measure import percentiles
 from deepcontrol.workbench.bench.results import source_hash, write_results
 from deepcontrol.workbench.hardware import hardware
@@ -39,6 +44,13 @@ CONTENDERS: dict[str, Callable[[], nn.Module]] = {
     "AGCConv2d": lambda: AGCConv2d(CHANNELS, CHANNELS, 3, padding=1),
     "conv+AGC2d+ReLU": lambda: conv_norm_relu(AGC2d(CHANNELS)),
 }
+
+
+def paths(name: str) -> list[str]:
+    """Return the implementations of a contender in eager mode."""
+    if "AGC" not in name:
+        return ["torch"]
+    return ["python"] if native.why_python() else ["python", "native"]
 
 
 def host_microseconds(model: nn.Module, x: Tensor, g: Tensor) -> tuple[float, float]:
@@ -83,6 +95,8 @@ def main() -> None:
     if args.rounds < 2:
         parser.error(f"--rounds must be at least 2 for a spread, got {args.rounds}")
     print(f"{LAYERS} layers on {hardware(args.device)}, {args.rounds} rounds.")
+    if (reason := native.why_python()) is not None:
+        print(f"AGC runs in Python only: {reason}.")
 
     torch.manual_seed(0)
     layout = torch.channels_last
@@ -92,35 +106,40 @@ def main() -> None:
     )
     x.requires_grad_()  # the first layer also has a gradient to hand on
     models = {
-        name: nn.Sequential(*(make() for _ in range(LAYERS))).to(args.device, memory_format=layout)  # type: ignore[call-overload]
+        (name, path): nn.Sequential(*(make() for _ in range(LAYERS))).to(
+            args.device,
+            memory_format=layout,  # type: ignore[call-overload]
+        )
         for name, make in CONTENDERS.items()
+        for path in paths(name)
     }
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in models}
     gc.disable()  # a collection takes longer than a layer
     try:
         for repetition in range(WARMUP_ROUNDS + args.rounds):
-            for name, model in models.items():
-                measured = host_microseconds(model, x, g)
+            for (name, path), model in models.items():
+                with native.disabled() if path == "python" else nullcontext():
+                    measured = host_microseconds(model, x, g)
                 if repetition >= WARMUP_ROUNDS:
-                    times[name].append(measured)
+                    times[name, path].append(measured)
             gc.collect()
     finally:
         gc.enable()
 
-    peer = [sum(pair) for pair in times[PEER]]
+    peer = [sum(pair) for pair in times[PEER, "torch"]]
     rows: list[dict[str, object]] = []
-    for name, pairs in times.items():
+    for (name, path), pairs in times.items():
         totals = [sum(pair) for pair in pairs]
         ratios = [total / other for total, other in zip(totals, peer, strict=True)]
-        row: dict[str, object] = {"contender": name}
+        row: dict[str, object] = {"contender": name, "path": path}
         parts = zip(*pairs, strict=True)
         for part, values in zip(("forward", "backward", "total"), (*parts, totals), strict=True):
             row |= percentiles(f"{part}_us", values)
         row |= percentiles("total_vs_batchnorm", ratios)
         rows.append({**row, "layers": LAYERS, "rounds": args.rounds, "source": source_hash()})
         print(
-            f"{name:16s} {row['forward_us_p50']:>8} + {row['backward_us_p50']:>8} us per layer, "
-            f"{row['total_vs_batchnorm_p50']}x {PEER}"
+            f"{name:16s} {path:7s} {row['forward_us_p50']:>8} + {row['backward_us_p50']:>8} us "
+            f"per layer, {row['total_vs_batchnorm_p50']}x {PEER}"
         )
     out = args.out or Path(f"benchmarks/results/host-time-{args.device}.csv")
     write_results(out, rows, args.device)

@@ -240,9 +240,8 @@ def host_time_section(path: Path = HOST_TIME) -> str:
             )
         )
         ratio = f"{float(row['total_vs_batchnorm_p50']):.2f}x"
-        lines.append(
-            f"| {row['contender']} | {forward} | {backward} | {total} | {p20} to {p80} | {ratio} |"
-        )
+        name = row["contender"] + (", compiled helper" if row.get("path") == "native" else "")
+        lines.append(f"| {name} | {forward} | {backward} | {total} | {p20} to {p80} | {ratio} |")
     return "\n".join([*lines, ""])
 
 

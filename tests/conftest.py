@@ -11,6 +11,9 @@ if not torch.cuda.is_available():
     # Without a device, Triton's interpreter runs the kernels. Read when a kernel is defined.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# The compiled helper has tests of its own. DEEPCONTROL_NATIVE=1 runs all tests with it, if built.
+os.environ.setdefault("DEEPCONTROL_NATIVE", "0")
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 

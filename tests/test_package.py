@@ -35,7 +35,7 @@ def wheel(dist: Path) -> Path:
 
 def test_wheel_holds_both_packages_whole(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    kinds = (".py", ".html", ".typed")
+    kinds = (".py", ".html", ".typed", ".cpp", ".h")
     expected = {
         str(path.relative_to(SOURCE))
         for top in ("deepcontrol", "streets")

@@ -13,6 +13,7 @@ def test_shows_versions_and_the_plain_implementation(capsys: pytest.CaptureFixtu
     assert torch.__version__ in output
     assert "plain torch" in output
     assert "ok" in output
+    assert "eager mode Python: DEEPCONTROL_NATIVE=0" in output
 
 
 @pytest.mark.gpu

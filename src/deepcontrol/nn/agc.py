@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops.agc import agc, agc_given_mean
+from ..ops import native
+from ..ops.agc import agc, agc_given_mean, agc_replays, norm_backward
 from ..ops.background import Background, check_background, subtract_background
+from ..ops.dispatch import needs_plain_ops
 from ..ops.layout import positions
 from .layer import FxLeaf, extras_repr, is_plain, warn_if_single_position
 from .noise import check_noise, deep_noise
 from .shared_means import SharedMeans
 
+# The attributes that a forward depends on.
+_SETTINGS = ("num_features", "shared_means", "_dims", "background", "noise")
 _BATCHNORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -58,6 +62,10 @@ class _AGC(FxLeaf, nn.Module):
                 nn.init.constant_(parameter, start)
 
     def forward(self, input: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and native.run is not None:
+            found = native.run(self, input)
+            if found is not None:
+                return found
         if input.dim() not in self._dims:
             expected = " or ".join(f"{d}-D" for d in self._dims)
             raise ValueError(
@@ -73,15 +81,32 @@ class _AGC(FxLeaf, nn.Module):
         if self.shared_means is not None:
             mean = self.shared_means.of(input)
             return agc_given_mean(input, mean, self.weight, self.bias, self.mean_scale)
-        if is_plain(self):
-            return agc(input, self.weight, self.bias, self.mean_scale)
         parameters = self.weight, self.bias, self.mean_scale
+        if is_plain(self):
+            y = agc(input, *parameters)
+            if not torch.compiler.is_compiling() and native.active:
+                self._prepare_native(input)
+            return y
         background = check_background(self.background)  # a name may be assigned later
         if background == "mean":
             y = agc(input, *parameters)
         else:
             y = subtract_background(input, background, *parameters)
         return deep_noise(y, self.noise) if self.noise and self.training else y
+
+    def _prepare_native(self, input: Tensor) -> None:
+        """Hand over the launches to the compiled helper once they are recorded."""
+        names = ("weight", "bias", "mean_scale")
+        found = {name: self._parameters.get(name) for name in names}
+        parameters: dict[str, Tensor] = {n: a for n, a in found.items() if a is not None}
+        if len(parameters) < 3 or self.noise or needs_plain_ops() or positions(input) == 1:
+            return
+        forward, backward = agc_replays(input, *parameters.values())
+        if forward.recorded:
+            native.prepare(
+                self, input, parameters, _SETTINGS, plan=backward, backward_in_python=norm_backward,
+                forward=forward, backward=backward,
+            )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, affine={self.affine}{extras_repr(self)}"

@@ -7,14 +7,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..ops import gain_conv, max_pool2x2
+from ..ops import gain_conv, max_pool2x2, native
 from ..ops.activation import ActivationName, activation_name, get_activation
 from ..ops.agc import center_bias_act, center_bias_act_given_mean
 from ..ops.background import Background, check_background, is_homogeneous, subtract_background
 from ..ops.dispatch import kernel_switch, unwrap_if_dead
 from ..ops.gain_conv import autocast_dtype, cast_input, store_map_sums, stored_map_sums
 from ..ops.layout import positions
-from ..ops.neuron import Geometry, NeuronPlan, run_fused, runs_fused, unfused_neuron
+from ..ops.neuron import (
+    Geometry,
+    NeuronPlan,
+    neuron_backward,
+    run_fused,
+    runs_fused,
+    unfused_neuron,
+)
 from ..ops.reference import FilterNorm
 from ..ops.replay import replay_of
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
@@ -30,6 +37,24 @@ from .noise import check_noise, deep_noise
 from .shared_means import SharedMeans
 
 STANDARDIZED_START = 0.5  # of lambda with weight standardization
+_PARAMETERS = ("weight", "gain", "bias", "mean_scale")
+# The attributes that a plan depends on.
+_SETTINGS = (
+    "stride",
+    "padding",
+    "_reversed_padding_repeated_twice",
+    "dilation",
+    "groups",
+    "padding_mode",
+    "activation",
+    "weight_norm",
+    "weight_standardization",
+    "background",
+    "noise",
+    "consumer_ratio",
+    "pools",
+    "shared_means",
+)
 
 
 class FlexiblePadding:
@@ -140,6 +165,10 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         reset_all_but_filters_(self)  # torch's constructor calls this before the gain exists
 
     def forward(self, input: Tensor) -> Any:
+        if not torch.compiler.is_compiling() and native.run is not None:
+            found = native.run(self, input)
+            if found is not None:
+                return found
         if self.shared_means is not None or not runs_fused(self.activation) or not is_plain(self):
             return self._forward_unfused(input)
         if input.dim() == len(self.stride) + 1 and not self.pools:  # without a batch
@@ -171,6 +200,8 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         y, index, sums = run_fused(x, weight, gain, bias, mean_scale, plan, map_sums)
         if sums is not None:
             store_map_sums(y, sums)
+        if native.active and plan.forward.recorded:
+            self._prepare_native(input, plan, (weight, gain, bias, mean_scale), map_sums)
         if self.pools:
             return y, index
         if plan.single_position:
@@ -201,6 +232,29 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         return NeuronPlan(
             geometry, self.activation, cast_input(x, weight, gain, self.groups).dtype, weight,
             self.filter_norm, self.consumer_ratio, self.pools, torch.is_grad_enabled(), pad,
+        )  # fmt: skip
+
+    def _prepare_native(
+        self,
+        input: Tensor,
+        plan: NeuronPlan,
+        parameters: tuple[Tensor, ...],
+        map_sums: Tensor | None,
+    ) -> None:
+        """Hand over the launches to the compiled helper once they are recorded."""
+        # Noise depends on the mode, which the helper does not look at.
+        if self.noise or plan.pad is not None or plan.single_position or not plan.scale.recorded:
+            return
+        geometry = plan.geometry
+        native.prepare(
+            self, input, dict(zip(_PARAMETERS, parameters, strict=True)), _SETTINGS,
+            plan=plan, backward_in_python=neuron_backward, map_sums=map_sums,
+            scale=plan.scale, forward=plan.forward, backward=plan.backward,
+            backward_sums=plan.backward_sums, filter_gradients=plan.filter_gradients,
+            dtype=plan.dtype, stride=geometry.stride, padding=geometry.padding,
+            dilation=geometry.dilation, groups=geometry.groups, training=plan.training,
+            saves_scaled=plan.saves_scaled, joint_gradients=plan.joint_gradients,
+            derives_mean=plan.may_derive_mean, pools=plan.pools,
         )  # fmt: skip
 
     def _forward_unfused(self, input: Tensor) -> Any:

@@ -21,7 +21,7 @@ torch.library op under torch.compile (triton/agc.py).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -88,6 +88,11 @@ def agc(
             return reference.agc(z, gamma, beta, lam)
         return torch.ops.deepcontrol.agc(z, gamma, beta, lam)[0]
     z = unwrap_if_dead(z)
+    return _run_agc(z, gamma, beta, lam, *agc_replays(z, gamma, beta, lam))
+
+
+def agc_replays(z: Tensor, gamma: Tensor, beta: Tensor, lam: Tensor) -> tuple[Replay, Replay]:
+    """Return the forward and backward of Eq. 1 for such tensors; check them the first time."""
     # Everything that the checks and the launches depend on.
     key = (
         "agc", z.shape, z.stride(), z.dtype, z.device, type(z), kernel_switch(),
@@ -100,7 +105,7 @@ def agc(
         check_maps(z, weight=gamma, bias=beta, mean_scale=lam)
         return Replay(agc_forward), Replay(_agc_backward)
 
-    return _run_agc(z, gamma, beta, lam, *replay_of(key, checked))
+    return replay_of(key, checked)
 
 
 def agc_given_mean(
@@ -192,11 +197,24 @@ class _AGC(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (g,) = grads
-        z, weight, bias, mean_scale, mean = ctx.saved_tensors
-        if needs_differentiable_backward(g):
-            inputs = (z, weight, bias, mean_scale)
-            return *differentiate(reference.agc, inputs, g, ctx.needs_input_grad), None, None
-        return *ctx.run_backward(g, z, weight, bias, mean_scale, mean), None, None
+        found = norm_backward(ctx.run_backward, ctx.saved_tensors, g, ctx.needs_input_grad)
+        return *found, None, None
+
+
+def norm_backward(
+    run: Replay, saved_tensors: Sequence[Tensor], g: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of z, weight, bias and mean_scale.
+
+    Args:
+        run: The backward as a Replay.
+        saved_tensors: z, weight, bias, mean_scale and the means.
+        g: Gradient of y.
+        needs: Whether each input needs a gradient.
+    """
+    if needs_differentiable_backward(g):
+        return tuple(differentiate(reference.agc, saved_tensors[:4], g, needs))
+    return run(g, *saved_tensors)
 
 
 # Function.apply looks for a functorch transform first, which `agc` has excluded.

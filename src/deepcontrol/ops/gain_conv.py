@@ -328,9 +328,14 @@ class ConvOperands(NamedTuple):
     map_sums: Tensor | None
 
 
+def is_large(v: Tensor) -> bool:
+    """Return whether v is too large for the L2 cache, so that a second read takes time."""
+    return v.numel() >= MIN_ELEMENTS
+
+
 def derives_mean(v: Tensor, operands: ConvOperands | None) -> bool:
     """Return whether the mean of v is cheaper to derive from its operands than to read from v."""
-    if operands is None or v.dtype not in HALF_TYPES or v.numel() < MIN_ELEMENTS:
+    if operands is None or v.dtype not in HALF_TYPES or not is_large(v):
         return False
     # Without stored sums, maps are worth reading if they are few, as those of an image are.
     has_sums = operands.map_sums is not None or 4 * operands.x.shape[1] <= v.shape[1]

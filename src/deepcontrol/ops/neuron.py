@@ -28,6 +28,7 @@ from .gain_conv import (
     HALF_TYPES,
     ConvOperands,
     gain_conv,
+    is_large,
     on_side_stream,
     scale_backward,
     scale_function,
@@ -135,6 +136,7 @@ class NeuronPlan:
         self.order: tuple[int, ...] | None = None  # of the dimensions of v in memory
         # Whether one kernel makes the gradients of the filters and of bias and mean_scale.
         self.joint_gradients = self.scales_in_kernel = False
+        self.may_derive_mean = False  # whether stored map sums make a difference
         self.scale = Replay(self._scale)
         self.forward = Replay(self._forward)
         self.backward = Replay(self._backward)
@@ -159,6 +161,7 @@ class NeuronPlan:
         check_maps(v, bias=bias, mean_scale=mean_scale)
         if self.order is None:
             self.order, self.single_position = memory_order(v), positions(v) == 1
+            self.may_derive_mean = self.mean_from_operands and is_large(v)
         # For a single sample, the backward of the maps has them without another launch.
         kernels = forward_function(v) is not plain_forward
         self.joint_gradients = self.scales_in_kernel and kernels and v.shape[0] > 1
@@ -291,44 +294,57 @@ class FusedNeuron(torch.autograd.Function):
         g, needs = grads[0], ctx.needs_input_grad
         if g is None:
             return (None,) * 7
-        plan: NeuronPlan = ctx.plan
-        x, weight, gain, scaled, saved, index, bias, mean_scale, mean = ctx.saved_tensors
-        plain = needs_differentiable_backward(g)
-        if plain and x is not None:
-            inputs = (x, weight, gain, bias, mean_scale)
-            return *differentiate(plan.reference, inputs, g, needs), None, None
-        of_x, of_filters = needs[0], needs[1] or needs[2]
-        sum_h = dbias = dscale = dx = dweight = dgain = None
-        if of_filters and plan.joint_gradients:
-            dv, sum_h = plan.backward_sums(g, saved, index, mean, bias, mean_scale)
-        else:
-            backward = plan.backward.function if plain else plan.backward
-            dv, dbias, dscale = backward(g, saved, index, mean, bias, mean_scale)
-        if x is None:
-            return None, None, None, dbias, dscale, None, None
-        if scaled is None:
-            scaled = plan.scale(weight, gain)
-        # Neither gradient of a convolution needs the other, and with small maps neither fills a
-        # GPU. While a CUDA graph is captured, that of the filters is recorded on a side stream, so
-        # that the graph has two branches. They join before backward returns: no memory is freed
-        # early.
-        parallel = of_x and of_filters and x.is_cuda and is_capturing()
-        with on_side_stream(x.device) if parallel else _nothing:
-            dx, dscaled, _ = convolution_backward(
-                dv, x, scaled, None, *plan.convolution, (of_x and not parallel, of_filters, False)
+        return *neuron_backward(ctx.plan, ctx.saved_tensors, g, needs), None, None
+
+
+def neuron_backward(
+    plan: NeuronPlan, saved_tensors: Sequence[Tensor | None], g: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, weight, gain, bias and mean_scale.
+
+    Args:
+        plan: The plan of the forward.
+        saved_tensors: The tensors that FusedNeuron saves, in its order.
+        g: Gradient of y or of the pooled maps.
+        needs: Whether each input needs a gradient.
+    """
+    x, weight, gain, scaled, saved, index, bias, mean_scale, mean = saved_tensors
+    assert bias is not None
+    assert mean_scale is not None
+    assert mean is not None
+    plain = needs_differentiable_backward(g)
+    if plain and x is not None:
+        inputs: Any = (x, weight, gain, bias, mean_scale)
+        return tuple(differentiate(plan.reference, inputs, g, needs))
+    of_x, of_filters = needs[0], needs[1] or needs[2]
+    sum_h = dbias = dscale = dx = dweight = dgain = None
+    if of_filters and plan.joint_gradients:
+        dv, sum_h = plan.backward_sums(g, saved, index, mean, bias, mean_scale)
+    else:
+        backward = plan.backward.function if plain else plan.backward
+        dv, dbias, dscale = backward(g, saved, index, mean, bias, mean_scale)
+    if x is None:
+        return None, None, None, dbias, dscale
+    if scaled is None:
+        scaled = plan.scale(weight, gain)
+    # Neither gradient of a convolution needs the other, and with small maps neither fills a GPU.
+    # While a CUDA graph is captured, that of the filters is recorded on a side stream, so that the
+    # graph has two branches. They join before backward returns: no memory is freed early.
+    parallel = of_x and of_filters and x.is_cuda and is_capturing()
+    with on_side_stream(x.device) if parallel else _nothing:
+        dx, dscaled, _ = convolution_backward(
+            dv, x, scaled, None, *plan.convolution, (of_x and not parallel, of_filters, False)
+        )
+        if of_filters:
+            dweight, dgain, *rest = plan.filter_gradients(
+                dscaled, weight, gain, sum_h, mean, bias, mean_scale
             )
-            if of_filters:
-                dweight, dgain, *rest = plan.filter_gradients(
-                    dscaled, weight, gain, sum_h, mean, bias, mean_scale
-                )
-                if sum_h is not None:
-                    dbias, dscale = rest
-        if parallel:
-            dx = convolution_backward(dv, x, scaled, None, *plan.convolution, (True, False, False))[
-                0
-            ]
-            wait_for_side_stream(x.device)
-        return dx, dweight, dgain, dbias, dscale, None, None
+            if sum_h is not None:
+                dbias, dscale = rest
+    if parallel:
+        dx = convolution_backward(dv, x, scaled, None, *plan.convolution, (True, False, False))[0]
+        wait_for_side_stream(x.device)
+    return dx, dweight, dgain, dbias, dscale
 
 
 _nothing = nullcontext()

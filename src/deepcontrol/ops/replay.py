@@ -39,6 +39,22 @@ _recorders = threading.local()
 _replays: dict[Hashable, Any] = {}
 
 
+class KernelHandle(NamedTuple):
+    """A compiled kernel as the CUDA driver launches it.
+
+    Attributes:
+        function: Its handle, a CUfunction.
+        threads: Threads per block.
+        shared: Bytes of dynamic shared memory.
+        types: Triton's types of its arguments, "constexpr" for those that are compiled in.
+    """
+
+    function: int
+    threads: int
+    shared: int
+    types: tuple[str, ...]
+
+
 class RecordedLaunch(NamedTuple):
     """A launch: call run(grid..., stream, *fixed, *arguments).
 
@@ -48,12 +64,40 @@ class RecordedLaunch(NamedTuple):
         grid: Its three sizes.
         fixed: The arguments between the stream and those of the kernel.
         arguments: Of the kernel, in its order: tensors, numbers and None.
+        kernel: For a launch without Python, or None if the kernel needs more than the driver's
+            simplest launch.
     """
 
     run: Callable[..., None]
     grid: tuple[int, int, int]
     fixed: tuple[Any, ...]
     arguments: Sequence[Any]
+    kernel: KernelHandle | None = None
+
+
+TensorLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # sizes, strides, dtype
+
+
+class Recording(NamedTuple):
+    """All that a Replay repeats, for the compiled helper (ops/native).
+
+    Indices count the tensors given, then the tensors allocated, then the constants.
+
+    Attributes:
+        inputs: The layout of each argument; None where None was given.
+        allocations: The layouts of the tensors allocated.
+        constants: Numbers and None among the arguments of kernels.
+        launches: Each launch, without its tensors, and the indices of its arguments.
+        results: The index of each result, or None.
+        device: The index of the GPU, or None on a CPU.
+    """
+
+    inputs: list[TensorLayout | None]
+    allocations: list[TensorLayout]
+    constants: list[Any]
+    launches: list[tuple[RecordedLaunch, list[int]]]
+    results: list[int | None]
+    device: int | None
 
 
 def record_launch(make: Callable[[], RecordedLaunch]) -> None:
@@ -117,12 +161,14 @@ class Replay:
         "_tries_left",
         "calls",
         "function",
+        "recording",
     )
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.calls = 0
         self._tries_left = 8
+        self.recording: Recording | None = None
         self._launches: list[tuple[Any, ...]] | None = None
         self._results: Callable[[list[Tensor]], Any]
 
@@ -193,22 +239,28 @@ class Replay:
             constants.append(a)
             return len(addresses) + len(constants) - 1
 
-        launches = [
-            (each.run, *each.grid, each.fixed, _getter([index(a) for a in each.arguments]))
+        indexed = [
+            (each._replace(arguments=()), [index(a) for a in each.arguments])
             for each in recorder.launches
+        ]
+        launches = [
+            (each.run, *each.grid, each.fixed, _getter(indices)) for each, indices in indexed
         ]
         first = given[0]
         self._device = first.device.index
         self._empty = _empty_strided if self._device is None else _empty_strided_cuda
         self._strides = [a.stride() for a in given]
-        self._allocations = [(tuple(a.shape), a.stride(), a.dtype) for a in allocated]
+        self._allocations = [_layout(a) for a in allocated]
         self._constants = constants
+        places = [None if a is None else place[a.data_ptr()] for a in results]
         if isinstance(result, Tensor):
             self._results = operator.itemgetter(place[result.data_ptr()])
         else:
-            self._results = _result_getter(
-                [None if a is None else place[a.data_ptr()] for a in results]
-            )
+            self._results = _result_getter(places)
+        layouts = [None if a is None else _layout(a) for a in inputs]
+        self.recording = Recording(
+            layouts, self._allocations, constants, indexed, places, self._device
+        )
         self._launches = launches
 
 
@@ -226,6 +278,10 @@ def replay_of(key: Hashable, make: Callable[[], Any]) -> Any:
             _replays.clear()
         found = _replays[key] = make()
     return found
+
+
+def _layout(a: Tensor) -> TensorLayout:
+    return tuple(a.shape), a.stride(), a.dtype
 
 
 def _getter(indices: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from .. import __version__
 from ..nn import AGCConv2d
+from ..ops import native
 from ..ops.dispatch import fallback_reason, kernel_switch
 
 TOLERANCE = 1e-4  # relative error of a neuron's output and gradients in fp32
@@ -68,6 +69,8 @@ def versions() -> dict[str, str]:
         found["CUDA"] = str(torch.version.cuda)
         found["cuDNN"] = str(torch.backends.cudnn.version())
     found["DEEPCONTROL_KERNELS"] = kernel_switch()
+    reason = native.why_python()
+    found["eager mode"] = "compiled helper" if reason is None else f"Python: {reason}"
     return found
 
 

@@ -8,7 +8,7 @@ from torch.library import wrap_triton
 from torch.utils._python_dispatch import _disable_current_modes
 from triton import JITFunction
 
-from ..replay import RecordedLaunch, record_launch
+from ..replay import KernelHandle, RecordedLaunch, record_launch
 
 MAX_KERNELS = 8192  # compiled kernels kept; the cache starts over if sizes keep changing
 NO_HOOKS = (None, None, None)  # the metadata of a launch and the hooks before and after it
@@ -72,7 +72,32 @@ def launch(
 
 def _recorded(compiled: Any, grid: tuple[int, int, int], ordered: list[Any]) -> RecordedLaunch:
     fixed = (compiled.function, compiled.packed_metadata, *NO_HOOKS)
-    return RecordedLaunch(compiled.run, grid, fixed, ordered)
+    return RecordedLaunch(compiled.run, grid, fixed, ordered, kernel_handle(compiled))
+
+
+def kernel_handle(compiled: Any) -> KernelHandle | None:
+    """Return what the driver needs to launch a kernel, or None if it needs a special launch.
+
+    Clusters, cooperative grids, dependent launches, scratch memory and tensor descriptors are left
+    to Triton's own launcher.
+    """
+    metadata, types = compiled.metadata, tuple(compiled.src.signature.values())
+    special = any(getattr(metadata, name, None) for name in _SPECIAL_LAUNCHES)
+    clusters = tuple(getattr(metadata, "cluster_dims", ())) not in ((), (1, 1, 1))
+    if special or clusters or getattr(metadata, "num_ctas", 1) != 1:
+        return None
+    if not isinstance(compiled.function, int) or not all(isinstance(t, str) for t in types):
+        return None
+    return KernelHandle(compiled.function, 32 * metadata.num_warps, metadata.shared, types)
+
+
+_SPECIAL_LAUNCHES = (
+    "launch_cooperative_grid",
+    "launch_pdl",
+    "global_scratch_size",
+    "profile_scratch_size",
+    "tensordesc_meta",
+)
 
 
 def _interpreted(

@@ -102,7 +102,8 @@ def source_hash() -> str:
     files = sorted(
         path
         for part in ("ops", "nn", "workbench/models")
-        for path in (package / part).rglob("*.py")
+        for path in (package / part).rglob("*")
+        if path.suffix in (".py", ".cpp", ".h")
     )
     files += [package / "graphed_model.py", package / "step.py"]
     digest = hashlib.sha256()
