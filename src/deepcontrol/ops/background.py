@@ -190,6 +190,9 @@ def _flat_maps(z: Tensor) -> Tensor:
 
 def _kth(flat: Tensor, rank: int) -> Tensor:
     """Return the value of that rank, from 0 on, in each map: (N, C, 1)."""
+    if flat.is_cuda and torch.are_deterministic_algorithms_enabled():
+        # torch refuses kthvalue then, because of its indices, which are not used here.
+        return flat.sort(2).values.narrow(2, rank, 1)
     # kthvalue has no limit on the size of a map; torch.quantile fails above 2^24 elements.
     return torch.kthvalue(flat, rank + 1, 2, keepdim=True).values
 

@@ -334,12 +334,15 @@ def _blocks(
     view: Pass, span: tuple[int, int], segments: int | None, device: torch.device
 ) -> dict[str, int]:
     """Choose the blocks of a pass and the segments that its length is cut into."""
+    # Unaligned elements are addressed one by one, which takes twice as many registers.
+    row = view.inner if view.si == 1 else view.length
+    block = BLOCK if row % 8 == 0 else BLOCK // 2
     if view.si == 1:
         block_i = max(8, power_of_2(view.inner, 64))
-        block_l = power_of_2(view.length, BLOCK // block_i)
+        block_l = power_of_2(view.length, block // block_i)
     else:
         block_l = power_of_2(view.length, 128)
-        block_i = max(8, power_of_2(view.inner, BLOCK // block_l))
+        block_i = max(8, power_of_2(view.inner, block // block_l))
     blocks = divide(view.length, block_l)
     if segments is None:
         programs = view.outer * divide(view.inner, block_i)

@@ -275,7 +275,8 @@ def protocol_text(study: Study) -> str:
     size = "x".join(map(str, p.size))
     return f"{p.data}{limit} at {size}{width}, {p.epochs} epochs{instead}, {seeds}{scale}" + (
         f", {p.schedule} schedule" * (p.schedule != "constant")
-        + f", warm-up of {setting_text(p.warmup_epochs)} epochs" * (p.warmup_epochs > 0)
+        + f", warm-up of {setting_text(p.warmup_epochs)} epoch{'s' * (p.warmup_epochs != 1)}"
+        * (p.warmup_epochs > 0)
         + f", weight decay {setting_text(p.weight_decay)}" * (p.weight_decay > 0)
         + f", {p.augment} augmentation" * (p.augment == "strong")
         + ", no class weights" * (p.class_weights == "none")

@@ -216,6 +216,8 @@ def _explains(claim_id: str, words: str, arm: Arm) -> Claim:
 
 LAMBDA_CLAIMS = (
     _explains("lambda-plain", "At batch size 1", agc(1)),
+    # Before the others, because its runs take longest.
+    _explains("lambda-epochs", f"After {LONG} epochs", varied(agc(1), epochs=LONG)),
     _explains("lambda-lr", "With ten times the learning rate for lambda", fast_lambda()),
     proposal(
         "lambda-starts",
@@ -233,7 +235,6 @@ LAMBDA_CLAIMS = (
     _explains("lambda-start-0", "From 0", varied(agc(1), lambda_start=0.0)),
     _explains("lambda-start-2", "From 2", varied(agc(1), lambda_start=2.0)),
     _explains("lambda-weights", "Without class weights", varied(agc(1), class_weights="none")),
-    _explains("lambda-epochs", f"After {LONG} epochs", varied(agc(1), epochs=LONG)),
     proposal(
         "lambda-last-lr",
         "With ten times the learning rate for lambda, it ends larger in the deepest layers than in "
