@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import camvid, cifar, cityscapes, coco, fashion, folder, imagefolder, volumes
+from . import camvid, cifar, cityscapes, coco, fashion, folder, imagefolder, nifti, volumes
 from .classfile import find_class_file, read_class_file
 from .decoded import DecodedFiles
 from .files import Pair, PairedFiles, native_size
@@ -181,14 +181,29 @@ def _check_volumes(root: Path, progress: Progress | None) -> Report:
     for split, cases in parts.items():
         read = partial(_count_volume, cases, layout)
         _count_split(report, split, read, len(cases), advance)
-    spacings = {volumes.spacing(case.labels) for cases in parts.values() for case in cases}
-    low, high = (np.array(sorted(spacings)).min(0), np.array(sorted(spacings)).max(0))
+    spacings = [
+        found
+        for cases in parts.values()
+        for case in cases
+        if (found := _voxel_size(case.labels)) is not None
+    ]
+    if not spacings:
+        return report
+    low, high = np.array(spacings).min(0), np.array(spacings).max(0)
     if (high > SPACING_RATIO * low).any():
         report.notes.append(
-            f"the voxels have sizes from {low.min():g} to {high.max():g} mm, and networks see them "
-            "at their own resolution: resample the volumes to one voxel size"
+            f"the voxels have sizes from {low.min():g} to {high.max():g} mm: train with "
+            "--resample, which gives all volumes the median voxel size"
         )
     return report
+
+
+def _voxel_size(path: Path) -> nifti.Spacing | None:
+    """Return the voxel size of a file; None if it is damaged, which is a fault already."""
+    try:
+        return nifti.voxel_size(path)
+    except DataError:
+        return None
 
 
 def _count_volume(

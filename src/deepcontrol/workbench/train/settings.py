@@ -42,6 +42,7 @@ ADDED_LATER = {
     "channels": None,
     "fit": "resize",
     "val_fraction": 0.2,
+    "resample": False,
     "pretrained": False,
     "optimizer": "sgd",
     "loss": "ce",
@@ -56,6 +57,7 @@ FOLDER_OPTIONS = {
     "channels": ("folder", "coco", "nnunet", *DATASET_NAMES),
     "fit": ("folder", "coco"),
     "val_fraction": ("folder", "coco", "nnunet"),
+    "resample": ("nnunet",),
 }
 
 
@@ -102,6 +104,9 @@ class Settings:
     """Share of the images for validation: of --data folder and coco if they have no val/, and of
     the cases of nnunet. A hash of the file name selects them, so that new images do not change the
     split."""
+    resample: bool = False
+    """Resample the volumes of --data nnunet to the median voxel size of the training cases.
+    `deepcontrol predict` writes labels at the resolution of its input."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4
