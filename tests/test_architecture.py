@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.terminal",
     },
     f"{W}.errors": {f"{W}.train"},
-    f"{W}.data_init": {f"{W}.data", f"{W}.folders"},
+    f"{W}.data_commands": {f"{W}.data", f"{W}.folders", f"{W}.sizes"},
     f"{W}.doctor": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
     f"{W}.demo": {
         "deepcontrol.nn",
@@ -137,7 +137,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.demo",
         f"{W}.bench",
         f"{W}.data",
-        f"{W}.data_init",
+        f"{W}.data_commands",
         f"{W}.doctor",
         f"{W}.errors",
         f"{W}.export",

@@ -3,81 +3,29 @@
 import itertools
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Union
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
 
 from . import helptext
 from .bench import Bench, run_bench
-from .data import DATASET_NAMES, DataName, open_source
-from .data.inspect import check, contact_sheet
-from .data_init import Init, run_init
+from .data import DATASET_NAMES
+from .data_commands import Check, Data, Init, Sheet, run_check, run_init, run_sheet
 from .demo import Demo, run_demo
 from .doctor import Doctor, run_doctor
 from .errors import explain, leave_if_device_failed
 from .export import Export, run_export
-from .folders.output import replacing
 from .folders.runfolder import CONFIG
 from .predict import Predict, run_predict
 from .report import Report, run_report
-from .sizes import Size
 from .study.command import run_reproduce
 from .study.settings import Reproduce
 from .terminal import SafeConsole, printable
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config_file import check_code, load_config
-
-
-@dataclass(frozen=True)
-class Check:
-    """Read a whole dataset and list all its faults.
-
-    Recognizes CamVid (train/, trainannot/, ...), Cityscapes (leftImg8bit/, gtFine/), images with
-    masks (images/, masks/), COCO (annotations/), nnU-Net's volumes (imagesTr/, labelsTr/), CIFAR
-    (data_batch_1.bin, ...), Fashion-MNIST (train-images-idx3-ubyte.gz, ...) and image folders
-    (train/CLASS/, val/CLASS/, or CLASS/), and reads all splits. The exit code is 1 if there is a
-    fault.
-    """
-
-    folder: tyro.conf.Positional[Path]
-    """Dataset folder."""
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """Draw a contact sheet of images and their labels."""
-
-    data: DataName = "streets"
-    """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
-    data_root: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """Dataset folder. streets needs none."""
-    split: Literal["train", "val", "test"] = "train"
-    """Split to draw. For CIFAR and Fashion-MNIST, val is the test set."""
-    count: int = 24
-    """Number of images."""
-    size: Size = (128, 256)
-    """Image size. The aspect ratio of the dataset is kept; classification images are squares of
-    this height."""
-    out: Path = Path("out/sheet.png")
-    """PNG file to write."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """Set up, check or draw a dataset."""
-
-    action: (
-        Annotated[Init, tyro.conf.subcommand("init")]
-        | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[Sheet, tyro.conf.subcommand("sheet")]
-    )
-
 
 # The settings class of each command, and its line in `deepcontrol --help`.
 COMMANDS: dict[str, tuple[type[Any], str]] = {
@@ -223,42 +171,3 @@ def print_error(kind: str, message: str, console: Console) -> None:
         raise
     except (OSError, MemoryError, RuntimeError):  # no memory or descriptor is left for colors
         print(f"{kind}: {printable(message)}", file=sys.stderr)
-
-
-def run_check(action: Check, console: Console) -> int:
-    """Run `deepcontrol data check`."""
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("reading", total=None)
-        report = check(
-            action.folder, lambda done, total: progress.update(bar, completed=done, total=total)
-        )
-    splits = ", ".join(f"{split} {count}" for split, count in report.splits.items())
-    folder = escape(str(action.folder))
-    console.print(f"{folder}: {report.layout}; valid samples: {splits or 'none'}", soft_wrap=True)
-    labeled = report.histogram[: len(report.classes)]
-    if labeled.sum():
-        unit = "pixels" if report.task == "segmentation" else "images"
-        table = Table("class", f"share of {unit} (%)")
-        table.columns[1].justify = "right"
-        for name, count in zip(report.classes, labeled, strict=True):
-            table.add_row(name, f"{100 * count / labeled.sum():.2f}")
-        console.print(table)
-    for note in report.notes:
-        console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
-    for fault in report.faults:
-        print_error("fault", str(fault), console)
-    count = len(report.faults)
-    console.print(f"{count} fault{'s' * (count > 1)}." if count else "No faults.", style="bold")
-    return 1 if count else 0
-
-
-def run_sheet(action: Sheet, console: Console) -> int:
-    """Run `deepcontrol data sheet`."""
-    if action.count < 1:
-        raise ValueError(f"--count must be at least 1, got {action.count}")
-    source = open_source(action.data, action.split, action.data_root)
-    sheet = contact_sheet(source, action.count, action.size)
-    with replacing(action.out, inside=action.out.parent) as file:
-        sheet.save(file, "PNG")
-    console.print(f"{source.name}: {escape(str(action.out))}", soft_wrap=True)
-    return 0

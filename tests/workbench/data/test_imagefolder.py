@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import DataError, open_source
 from deepcontrol.workbench.data.imagefolder import ImageFolder, open_imagefolder
 from tests.workbench.data.classification import write_folders
@@ -157,3 +158,12 @@ def test_images_and_masks_are_no_classes(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     with pytest.raises(DataError, match="which are no classes: use --data folder"):
         open_imagefolder(tmp_path, "train")
+
+
+def test_init(split_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "init", str(split_root)]) == 0
+    printed = capsys.readouterr().out
+    assert "valid samples: train 18, val 6" in printed
+    assert f"--data imagefolder --data-root {split_root} --model resnet18" in printed
+    assert (split_root / "contact-sheet.png").is_file()
+    assert main(["data", "check", str(split_root)]) == 0  # the sheet is no image of the dataset

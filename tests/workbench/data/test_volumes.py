@@ -329,3 +329,31 @@ def test_faults_of_files(root: Path, tmp_path: Path) -> None:
 def test_settings_of_volumes(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         Train(out=tmp_path, **settings)
+
+
+def test_init(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without dataset.json, propose one; then check, draw, and say how to train."""
+    own = make(tmp_path / "own volumes", cases=3)
+    before = json.loads((own / "dataset.json").read_text())
+    (own / "dataset.json").unlink()
+    assert main(["data", "init", str(own)]) == 0
+    printed = capsys.readouterr().out
+    layout = read_layout(own)
+    assert layout.classes == ("background", "class 1", "class 2")
+    assert layout.channels == ("channel 0", "channel 1")
+    assert (own / "contact-sheet.png").is_file()
+    assert f"--data nnunet --data-root '{own}' --model unet3d --size 48x32x32" in printed
+    assert "--resample" not in printed
+    (own / "dataset.json").write_text(json.dumps(before))
+    for path in [*(own / "imagesTr").glob("case1*"), own / "labelsTr" / "case1.nii.gz"]:
+        write(path, read_nifti(path), np.diag([2.0, 1.5, 9.0, 1.0]))
+    assert main(["data", "init", str(own)]) == 0
+    assert json.loads((own / "dataset.json").read_text()) == before
+    assert " --resample --out runs/mine" in capsys.readouterr().out
+    write(own / "labelsTr" / "case2.nii.gz", np.full(SHAPE, 7, np.uint8))
+    assert main(["data", "init", str(own)]) == 1
+    assert "label 7 in" in capsys.readouterr().out
+    (own / "dataset.json").unlink()
+    assert main(["data", "init", str(own)]) == 1
+    assert "0, 1, 2, 7, expected 0 (background), 1, 2, ..." in capsys.readouterr().err
+    assert not (own / "dataset.json").exists()

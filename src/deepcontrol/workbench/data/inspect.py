@@ -39,7 +39,33 @@ class Report:
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(256, np.int64))
     faults: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # findings that are no errors
+    options: list[str] = field(default_factory=list)  # of `train` that the data need
     task: Task = "segmentation"  # the histogram counts pixels; in classification, images
+
+
+def layout_of(root: Path) -> str | None:
+    """Return the --data name of a folder's layout; None if it is unknown.
+
+    Raises:
+        DataError: The folder does not exist.
+    """
+    if not root.is_dir():
+        raise DataError(root, "is a file, expected a folder" if root.exists() else "no such folder")
+    if volumes.is_nnunet(root):
+        return "nnunet"
+    if coco.is_coco(root):
+        return "coco"
+    if folder.is_folder(root) or find_class_file(root) is not None:
+        return "folder"
+    recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
+    # Both CamVid and image folders have train/; only image folders have folders in it.
+    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
+        return recognized[0]
+    if classes := cifar.classes_in(root):
+        return f"cifar{classes}"
+    if fashion.is_fashion(root):
+        return "fashion-mnist"
+    return "imagefolder" if imagefolder.is_imagefolder(root) else None
 
 
 def check(root: Path, progress: Progress | None = None) -> Report:
@@ -48,28 +74,24 @@ def check(root: Path, progress: Progress | None = None) -> Report:
     Raises:
         DataError: The folder does not exist or has an unknown layout.
     """
-    if not root.is_dir():
-        raise DataError(root, "no such folder")
-    if (root / volumes.DATASET_FILE).is_file() and (root / volumes.LABELS).is_dir():
-        return _check_volumes(root, progress)
-    if coco.is_coco(root):
-        return _check_coco(root, progress)
-    if folder.is_folder(root) or find_class_file(root) is not None:
-        return _check_folder(root, progress)
-    recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
-    # Both CamVid and image folders have train/; only image folders have folders in it.
-    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
-        return _check_segmentation(root, recognized[0], progress)
-    if classes := cifar.classes_in(root):
-        return _check_decoded(
-            f"cifar{classes}", lambda split: cifar.open_cifar(root, split, classes), progress
-        )
-    if fashion.is_fashion(root):
-        return _check_decoded(
-            "fashion-mnist", lambda split: fashion.open_fashion(root, split), progress
-        )
-    if imagefolder.is_imagefolder(root):
-        return _check_imagefolder(root, progress)
+    layout = layout_of(root)
+    match layout:
+        case "nnunet":
+            return _check_volumes(root, progress)
+        case "coco":
+            return _check_coco(root, progress)
+        case "folder":
+            return _check_folder(root, progress)
+        case "camvid" | "cityscapes":
+            return _check_segmentation(root, layout, progress)
+        case "cifar10" | "cifar100":
+            classes = int(layout.removeprefix("cifar"))
+            open_split = partial(cifar.open_cifar, root, classes=classes)
+            return _check_decoded(layout, open_split, progress)
+        case "fashion-mnist":
+            return _check_decoded(layout, partial(fashion.open_fashion, root), progress)
+        case "imagefolder":
+            return _check_imagefolder(root, progress)
     raise DataError(
         root,
         "not a known dataset: expected the folder of CamVid (train/ and trainannot/), Cityscapes "
@@ -153,6 +175,7 @@ def _check_folder(root: Path, progress: Progress | None) -> Report:
             if labeled.any() and not count
         ]
     if channels != FolderOptions().channels and any(found.values()):
+        report.options.append(f"--channels {channels}")
         report.notes.append(
             f"the images have {channels} channels: train with --channels {channels}"
         )
@@ -191,6 +214,7 @@ def _check_volumes(root: Path, progress: Progress | None) -> Report:
         return report
     low, high = np.array(spacings).min(0), np.array(spacings).max(0)
     if (high > SPACING_RATIO * low).any():
+        report.options.append("--resample")
         report.notes.append(
             f"the voxels have sizes from {low.min():g} to {high.max():g} mm: train with "
             "--resample, which gives all volumes the median voxel size"

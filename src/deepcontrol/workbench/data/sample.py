@@ -1,6 +1,7 @@
 """The sample format and the interface of a dataset split."""
 
 import colorsys
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +13,12 @@ NO_CLASS = -1  # label of images without a class; losses and metrics ignore them
 Task = Literal["segmentation", "classification"]
 Size = tuple[int, int]  # height, width
 Palette = tuple[tuple[int, int, int], ...]
+
+BACKGROUND = (70, 70, 70)  # not black, in which pictures show pixels without a label
+STARTERS: Palette = (
+    (230, 60, 50), (60, 170, 80), (60, 110, 220), (240, 180, 40),
+    (150, 80, 200), (0, 180, 190), (240, 120, 170), (140, 90, 40),
+)  # fmt: skip
 
 
 class Sample(NamedTuple):
@@ -107,3 +114,13 @@ def distinct_colors(count: int) -> Palette:
         colors[red, green, blue] = None
         step += 1
     return tuple(colors)
+
+
+def starter_colors(ids: Sequence[int]) -> Palette:
+    """Return a color for each id of a mask: gray for 0, and others that differ well.
+
+    >>> starter_colors([0, 1])
+    ((70, 70, 70), (230, 60, 50))
+    """
+    colors = [*STARTERS, *distinct_colors(len(ids))]
+    return tuple(([BACKGROUND] if ids[0] == 0 else []) + colors)[: len(ids)]

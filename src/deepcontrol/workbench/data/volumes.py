@@ -14,12 +14,13 @@ Training reads random crops, a third of them around a voxel of a structure, as m
 tiles cover the volumes. Validation reads these tiles, and each voxel counts once.
 """
 
+import glob
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,10 +44,11 @@ from .nifti import (
     shape_at,
     voxel_size,
 )
-from .sample import VOID, DataError
+from .sample import VOID, DataError, Sample, starter_colors
 from .tiles import windows
 
 DATASET_FILE, IMAGES, LABELS = "dataset.json", "imagesTr", "labelsTr"
+ENDINGS = (".nii.gz", ".nii")
 SPLITS = ("train", "val")
 POINTS = 2000  # voxels of structures per case: for statistics of CT, and to place crops
 FOREGROUND_SHARE = 1 / 3  # of the training crops
@@ -253,7 +255,9 @@ def open_nnunet(
         flip=flip,
         spacing=median_voxel_size(parts["train"]) if resample else None,
     )
-    return VolumeSplit(dataset, f"nnunet-{split}")
+    return VolumeSplit(
+        dataset, f"nnunet-{split}", palette=starter_colors(range(len(layout.classes)))
+    )
 
 
 def median_voxel_size(cases: Sequence[Case]) -> Spacing:
@@ -263,6 +267,50 @@ def median_voxel_size(cases: Sequence[Case]) -> Spacing:
 
 
 # Layout
+
+
+def is_nnunet(root: Path) -> bool:
+    """Return whether a folder has images and labels in nnU-Net's raw layout."""
+    return (root / LABELS).is_dir() and (
+        (root / DATASET_FILE).is_file() or (root / IMAGES).is_dir()
+    )
+
+
+def propose_layout(root: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Return a dataset.json for the files of imagesTr/ and labelsTr/, with names to replace.
+
+    Raises:
+        DataError: There are no files, a file is damaged, or the labels are not 0, 1, ..., n.
+    """
+    files = sorted(p for p in (root / LABELS).iterdir() if p.name.endswith(ENDINGS))
+    if not files:
+        raise DataError(root / LABELS, f"has no NIfTI files ({', '.join(ENDINGS)})")
+    ending = next(ending for ending in ENDINGS if files[0].name.endswith(ending))
+    case = files[0].name.removesuffix(ending)
+    channels = len(list((root / IMAGES).glob(f"{glob.escape(case)}_[0-9][0-9][0-9][0-9]{ending}")))
+    if not channels:
+        raise DataError(
+            root / IMAGES, f"has no file {case}_0000{ending}, but {files[0]} has labels"
+        )
+    values: set[float] = set()
+    for done, path in enumerate(files, 1):
+        values.update(np.unique(read_nifti(path)).tolist())
+        if progress is not None:
+            progress(done, len(files))
+    if sorted(values) != list(range(len(values))) or not 1 < len(values) <= VOID:
+        shown = ", ".join(f"{value:g}" for value in sorted(values)[:8])
+        raise DataError(
+            root / LABELS,
+            f"the labels have the values {shown}{', ...' * (len(values) > 8)}, expected 0 "
+            "(background), 1, 2, ... without gaps: renumber them",
+        )
+    names = ["background", *(f"class {number}" for number in range(1, len(values)))]
+    return {
+        "channel_names": {str(i): f"channel {i}" for i in range(channels)},
+        "labels": {name: number for number, name in enumerate(names)},
+        "numTraining": len(files),
+        "file_ending": ending,
+    }
 
 
 def read_layout(root: Path) -> Layout:
@@ -323,6 +371,23 @@ def find_cases(root: Path, layout: Layout) -> list[Case]:
 
 
 # Volumes
+
+
+def suggest_crop(cases: Sequence[Case], spacing: Spacing | None) -> Shape:
+    """Return a crop for these cases: their median size, in multiples of 16 from 32 to 96."""
+    shapes = np.array([shape_at(case.labels, spacing) for case in cases])
+    return tuple(min(96, max(32, int(side) // 16 * 16)) for side in np.median(shapes, 0))
+
+
+def shown_slice(volume: Volume) -> Sample:
+    """Return the slice with the most labeled voxels, its first channel as a gray image."""
+    labeled = ((volume.labels > 0) & (volume.labels != VOID)).sum((1, 2))
+    index = int(labeled.argmax())
+    values = np.asarray(volume.image[0, index])
+    low, high = np.percentile(values, (1, 99))
+    gray = (255 * ((values - low) / max(high - low, 1e-8)).clip(0, 1)).astype(np.uint8)
+    labels = np.asarray(volume.labels[index])
+    return Sample(gray[..., None].repeat(3, 2), labels, labels.astype(np.uint16))
 
 
 def load_case(case: Case, layout: Layout, spacing: Spacing | None = None) -> Volume:

@@ -100,6 +100,7 @@ def _classes(
 
 def _metrics(run: Run, config: Train, epoch: int | None, row: dict[str, Any]) -> list[str]:
     images = run.derived.get("val_images", "unknown")
+    samples = "crops" if _is_volume(config) else "images"
     things = "images"
     if config.task == "segmentation":
         things = "voxels" if _is_volume(config) else "pixels"
@@ -107,7 +108,7 @@ def _metrics(run: Run, config: Train, epoch: int | None, row: dict[str, Any]) ->
     if config.task == "segmentation":
         table.append(["mean IoU, %", _percent(row.get("val_mean_iou"))])
     about = (
-        f"On the {images} validation images of the training data, after epoch {epoch} of "
+        f"On the {images} validation {samples} of the training data, after epoch {epoch} of "
         f"{config.epochs}. The checkpoint may have been chosen by this error, so the error on new "
         "images is higher."
     )
@@ -219,7 +220,7 @@ def _training(run: Run, config: Train) -> list[str]:
     derived = run.derived
     folder = "" if config.data_root is None else f" ({config.data_root.name})"
     counts = " and ".join(
-        f"{derived.get(f'{split}_images', '?')} {name} images"
+        f"{derived.get(f'{split}_images', '?')} {name} {'crops' if _is_volume(config) else 'images'}"
         for split, name in (("train", "training"), ("val", "validation"))
     )
     steps = f"{config.epochs} epochs, batch size {config.batch_size}, seed {config.seed}"
@@ -244,7 +245,8 @@ def _limits(run: Run, config: Train, description: dict[str, Any], row: dict[str,
     lines = ["- Measured on images like the training images only. Try it on yours before use."]
     images = run.derived.get("val_images")
     if isinstance(images, int) and images < FEW_IMAGES:
-        lines.append(f"- Only {images} validation images: the metrics are uncertain.")
+        samples = "crops" if _is_volume(config) else "images"
+        lines.append(f"- Only {images} validation {samples}: the metrics are uncertain.")
     values = row.get("val_class_iou")
     if isinstance(values, list) and len(values) == len(description["classes"]):
         weak = [

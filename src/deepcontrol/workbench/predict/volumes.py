@@ -19,7 +19,7 @@ from torch import nn
 
 from ..data.nifti import Shape, Spacing, nibabel, read_nifti, resample, shape_at
 from ..data.tiles import window_starts
-from ..data.volumes import Intensities, Statistics, moments, normalize
+from ..data.volumes import ENDINGS, Intensities, Statistics, moments, normalize
 from ..folders.output import replacing
 from ..folders.runfolder import CONFIG
 from ..sizes import format_size
@@ -30,8 +30,6 @@ from ..train.evaluate import evaluating
 from ..train.faults import check_weights
 from ..train.snapshot import load_weights
 from .tiling import NOT_FINITE, free_memory
-
-ENDINGS = (".nii.gz", ".nii")
 
 
 class VolumeFormat(NamedTuple):
