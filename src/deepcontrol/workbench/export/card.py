@@ -219,8 +219,9 @@ def _resize_code(config: Train, of_input: dict[str, Any]) -> Sequence[str]:
 def _training(run: Run, config: Train) -> list[str]:
     derived = run.derived
     folder = "" if config.data_root is None else f" ({config.data_root.name})"
+    samples = "crops" if _is_volume(config) else "images"
     counts = " and ".join(
-        f"{derived.get(f'{split}_images', '?')} {name} {'crops' if _is_volume(config) else 'images'}"
+        f"{derived.get(f'{split}_images', '?')} {name} {samples}"
         for split, name in (("train", "training"), ("val", "validation"))
     )
     steps = f"{config.epochs} epochs, batch size {config.batch_size}, seed {config.seed}"
