@@ -37,7 +37,7 @@ LIBRARY: dict[str, set[str]] = {
 W = "deepcontrol.workbench"
 ALLOWED: dict[str, set[str]] = LIBRARY | {
     "streets": set(),
-    "deepcontrol.__main__": {"deepcontrol", f"{W}.cli"},
+    "deepcontrol.__main__": {"deepcontrol", W, f"{W}.cli"},
     W: set(),
     f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn", "deepcontrol.convert"},
     f"{W}.imagefile": set(),
@@ -134,6 +134,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.train",
     },
     f"{W}.cli": {
+        W,
         f"{W}.demo",
         f"{W}.bench",
         f"{W}.data",

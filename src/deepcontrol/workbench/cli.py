@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from . import helptext
+from . import COMMANDS, helptext
 from .bench import Bench, run_bench
 from .data import DATASET_NAMES
 from .data_commands import Check, Data, Init, Sheet, run_check, run_init, run_sheet
@@ -27,18 +27,18 @@ from .terminal import SafeConsole, printable
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config_file import check_code, load_config
 
-# The settings class of each command, and its line in `deepcontrol --help`.
-COMMANDS: dict[str, tuple[type[Any], str]] = {
-    "train": (TrainCommand, "Train a network, or resume a run."),
-    "eval": (Eval, "Evaluate a checkpoint on the validation images."),
-    "predict": (Predict, "Label images with a trained network."),
-    "export": (Export, "Export a trained network for deployment."),
-    "report": (Report, "Write an HTML page about runs or a study."),
-    "reproduce": (Reproduce, "Test the claims of the paper."),
-    "bench": (Bench, "Measure step time and memory against other norms."),
-    "data": (Data, "Set up, check or draw a dataset."),
-    "demo": (Demo, "Compare AGC and BatchNorm on this machine, in two minutes."),
-    "doctor": (Doctor, "Show versions and devices, and test the ops."),
+# The settings class of each command.
+SETTINGS: dict[str, type[Any]] = {
+    "train": TrainCommand,
+    "eval": Eval,
+    "predict": Predict,
+    "export": Export,
+    "report": Report,
+    "reproduce": Reproduce,
+    "bench": Bench,
+    "data": Data,
+    "demo": Demo,
+    "doctor": Doctor,
 }
 CONFIGURATION = (tyro.conf.OmitSubcommandPrefixes,)
 
@@ -122,7 +122,7 @@ def parse(args: list[str]) -> object:
         given = any(flag.partition("=")[0] == "--model" for flag in flags)
         check_code(command, run, command.model if given else None)
         return command
-    return helptext.parse(COMMANDS[name][0], flags, **shared)
+    return helptext.parse(SETTINGS[name], flags, **shared)
 
 
 def refuse_empty(args: list[str]) -> None:
@@ -150,8 +150,8 @@ def _run_folder(flags: list[str]) -> Path | None:
 def overview() -> Any:
     """Return a type from which tyro lists all commands, one line each."""
     commands = (
-        Annotated[helptext.tidied(settings), tyro.conf.subcommand(name, description=summary)]
-        for name, (settings, summary) in COMMANDS.items()
+        Annotated[helptext.tidied(SETTINGS[name]), tyro.conf.subcommand(name, description=summary)]
+        for name, summary in COMMANDS.items()
     )
     return Union[tuple(commands)]  # noqa: UP007
 
