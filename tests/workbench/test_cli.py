@@ -111,7 +111,7 @@ def test_wrong_arguments_exit_with_2(args: list[str], capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("package", ["tyro", "rich", "numpy", "PIL", "safetensors"])
 def test_missing_extra_is_one_line(package: str) -> None:
-    result = run_without(package, args=("--help",))
+    result = run_without(package, args=("train", "--help"))
     assert result.returncode == 2
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()
