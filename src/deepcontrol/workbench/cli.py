@@ -1,24 +1,41 @@
-"""The command line: parse the arguments, run the command, print errors as one line."""
+"""The command line: parse the arguments, run the command, print errors as one line.
 
+tyro shows an optional number as `{None}|INT` with "(default: None)". Here it is `INT`, and the
+description says what happens without it.
+"""
+
+import ast
+import dataclasses
+import inspect
 import itertools
+import re
 import signal
 import sys
+import textwrap
+import types
+import typing
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, TypeVar, Union
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    UnsupportedTypeAnnotationError,
+)
 
-from . import COMMANDS, helptext
+from . import COMMANDS
 from .bench import Bench, run_bench
 from .data import DATASET_NAMES
 from .data_commands import Check, Data, Init, Sheet, run_check, run_init, run_sheet
 from .demo import Demo, run_demo
-from .doctor import Doctor, run_doctor
 from .errors import explain, leave_if_device_failed
 from .export import Export, run_export
 from .folders.runfolder import CONFIG
+from .hardware import Doctor, run_doctor
 from .predict import Predict, run_predict
 from .report import Report, run_report
 from .study.command import run_reproduce
@@ -40,6 +57,9 @@ SETTINGS: dict[str, type[Any]] = {
     "demo": Demo,
     "doctor": Doctor,
 }
+T = TypeVar("T")
+_ARG = type(tyro.conf.arg())
+REGISTRY = ConstructorRegistry()
 CONFIGURATION = (tyro.conf.OmitSubcommandPrefixes,)
 
 
@@ -118,11 +138,11 @@ def parse(args: list[str]) -> object:
                 "open: resume it with deepcontrol.workbench.train.Trainer, or choose another --out"
             )
         before = TrainCommand(**vars(started))
-        command = helptext.parse(TrainCommand, flags, before, **shared)
+        command = parse_settings(TrainCommand, flags, before, **shared)
         given = any(flag.partition("=")[0] == "--model" for flag in flags)
         check_code(command, run, command.model if given else None)
         return command
-    return helptext.parse(SETTINGS[name], flags, **shared)
+    return parse_settings(SETTINGS[name], flags, **shared)
 
 
 def refuse_empty(args: list[str]) -> None:
@@ -150,7 +170,7 @@ def _run_folder(flags: list[str]) -> Path | None:
 def overview() -> Any:
     """Return a type from which tyro lists all commands, one line each."""
     commands = (
-        Annotated[helptext.tidied(SETTINGS[name]), tyro.conf.subcommand(name, description=summary)]
+        Annotated[tidied(SETTINGS[name]), tyro.conf.subcommand(name, description=summary)]
         for name, summary in COMMANDS.items()
     )
     return Union[tuple(commands)]  # noqa: UP007
@@ -171,3 +191,103 @@ def print_error(kind: str, message: str, console: Console) -> None:
         raise
     except (OSError, MemoryError, RuntimeError):  # no memory or descriptor is left for colors
         print(f"{kind}: {printable(message)}", file=sys.stderr)
+
+
+# Help
+
+
+@REGISTRY.primitive_rule
+def optional(
+    info: PrimitiveTypeInfo,
+) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
+    """Read a value of type `X | None` as an X."""
+    if info.type_origin not in (typing.Union, types.UnionType):
+        return None
+    options = [option for option in typing.get_args(info.type) if option is not types.NoneType]
+    if len(options) != 1:
+        return None
+    of_value = PrimitiveTypeInfo.make(options[0], parent_markers=info.markers)
+    spec = ConstructorRegistry.get_primitive_spec(of_value)
+    if isinstance(spec, UnsupportedTypeAnnotationError):
+        return spec
+    return dataclasses.replace(
+        spec,
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: (
+            ["None"] if value is None else spec.str_from_instance(value)
+        ),
+    )
+
+
+def parse_settings(
+    settings: type[T], args: list[str], default: T | None = None, **options: Any
+) -> T:
+    """Parse arguments to a dataclass as tyro.cli does, with tidied help.
+
+    Args:
+        settings: A dataclass. Its fields are described by strings below them.
+        args: The arguments.
+        default: Values for the arguments that are not given.
+        options: For tyro.cli.
+    """
+    if not dataclasses.fields(settings):  # type: ignore[arg-type]
+        return tyro.cli(settings, args=args, registry=REGISTRY, **options)
+    tidy = tidied(settings)
+    if default is not None:
+        options["default"] = tidy(**vars(default))
+    found = tyro.cli(tidy, args=args, registry=REGISTRY, **options)
+    return settings(**vars(found))
+
+
+def tidied(settings: type[T]) -> type[Any]:
+    """Return a subclass whose fields have joined descriptions, and no default None."""
+    if not dataclasses.fields(settings):  # type: ignore[arg-type]
+        return settings
+    hints = typing.get_type_hints(settings, include_extras=True)
+    texts = _descriptions(settings)
+    annotations, values = {}, {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        if field.name not in texts:
+            continue
+        own = [a for a in getattr(hints[field.name], "__metadata__", ()) if isinstance(a, _ARG)]
+        about: Any = own[0] if own else tyro.conf.arg()
+        changes: dict[str, Any] = {"help": texts[field.name]} if about.help is None else {}
+        if about.help_behavior_hint is None and _is_unset(field.default):
+            changes["help_behavior_hint"] = _hint
+        tidied = dataclasses.replace(about, **changes)
+        kind = hints[field.name]
+        if field.default is None:
+            kind = kind | None  # a field that is filled in later is typed without None
+        annotations[field.name] = Annotated[kind, tidied]
+        if field.default is not dataclasses.MISSING:
+            values[field.name] = field.default
+    body = {"__annotations__": annotations, "__doc__": settings.__doc__, **values}
+    subclass = type(settings.__name__, (settings,), body)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(subclass)
+
+
+def _is_unset(default: object) -> bool:
+    return default is None or default == ()
+
+
+def _hint(default: str) -> str:
+    """Return the text behind a description. A resumed run has defaults of its own."""
+    return "" if default in ("None", "") else f"(default: {default})"
+
+
+def _descriptions(settings: type) -> dict[str, str]:
+    """Return the strings below the fields of a dataclass and its bases, each as one line."""
+    found: dict[str, str] = {}
+    for base in reversed(settings.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for before, node in itertools.pairwise(statements):
+            match before, node:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
+                    joined = " ".join(text.split())
+                    found[name] = re.sub(r"\bNone: ", "Default: ", joined)
+    return found

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.data.streets import Streets
+from deepcontrol.workbench.data.road_scenes import Streets
 from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.models import SegNet
 from deepcontrol.workbench.train import checkpoint as checkpoint_module

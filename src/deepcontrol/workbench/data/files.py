@@ -1,4 +1,4 @@
-"""Read images and label maps from files. CamVid and Cityscapes share this code."""
+"""Read images and label maps from files, and tell when files change (`fingerprint`)."""
 
 import contextlib
 import hashlib
@@ -119,6 +119,19 @@ def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
     if image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image)
+
+
+def cover_and_crop(image: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    """Resize an image (H, W, C) to cover `size`, and crop its center."""
+    own = (image.shape[0], image.shape[1])
+    if own == size:
+        return image
+    height, width = covering(own, size)
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+    top, left = (height - size[0]) // 2, (width - size[1]) // 2
+    crop = resized[top : top + size[0], left : left + size[1]]
+    return crop.reshape(*size, image.shape[2])
 
 
 def read_ids(path: Path, size: Size | None = None) -> NDArray[np.int32]:

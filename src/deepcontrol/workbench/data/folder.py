@@ -24,8 +24,7 @@ from .classfile import ClassFile, read_class_file
 from .files import fingerprint
 from .imagefolder import is_imagefolder
 from .pixels import PICTURE_SUFFIXES, decode, decode_ids, read_mask, resize, size_of, to_eight_bit
-from .sample import VOID, DataError, Palette, Sample, Size, Task
-from .tiles import tile_corners
+from .sample import VOID, DataError, Palette, Sample, Size, Task, window_starts
 
 SPLITS = ("train", "val")
 IMAGES, INSTANCES = "images", "instances"
@@ -249,6 +248,16 @@ def find_places(files: Sequence[Files], options: FolderOptions) -> tuple[Place, 
         for i, own in enumerate(files)
         for top, left in tile_corners(size_of(own.image), options.tile)
     )
+
+
+def tile_corners(image: tuple[int, int], tile: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the first row and column of evenly spaced tiles that cover an image.
+
+    >>> tile_corners((256, 600), (256, 256))
+    [(0, 0), (0, 172), (0, 344)]
+    """
+    rows, columns = (window_starts(a, b, stride=b) for a, b in zip(image, tile, strict=True))
+    return [(y, x) for y in rows for x in columns]
 
 
 def common_channels(images: Sequence[Path]) -> int:

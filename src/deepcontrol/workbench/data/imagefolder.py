@@ -15,8 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .decoded import check_split, cover_and_crop
-from .files import IMAGE_SUFFIXES, check_eight_bit, fingerprint, list_images, open_image
+from .files import (
+    IMAGE_SUFFIXES,
+    check_eight_bit,
+    cover_and_crop,
+    fingerprint,
+    list_images,
+    open_image,
+)
+from .packed import check_split
 from .sample import DataError, Palette, Sample, Size, Task, distinct_colors
 
 SPLITS = ("train", "val")

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import camvid, cifar, cityscapes, coco, fashion, folder, imagefolder, nifti, volumes
+from . import coco, folder, imagefolder, nifti, packed, volumes
 from .classfile import find_class_file, read_class_file
-from .decoded import DecodedFiles
 from .files import Pair, PairedFiles, native_size
 from .folder import FolderOptions, FolderSource
 from .imagefolder import ImageFolder
+from .packed import DecodedFiles
+from .road_scenes import LAYOUTS
 from .sample import DataError, Palette, Sample, Size, Source, Task
 
-LAYOUTS = {"cityscapes": cityscapes, "camvid": camvid}
 SPLITS = ("train", "val")  # of classification
 CAPTION_HEIGHT = 14  # pixels
 SPACING_RATIO = 1.5  # of voxel sizes along an axis, from which a network sees another scale
@@ -61,9 +61,9 @@ def layout_of(root: Path) -> str | None:
     # Both CamVid and image folders have train/; only image folders have folders in it.
     if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
         return recognized[0]
-    if classes := cifar.classes_in(root):
+    if classes := packed.cifar_classes_in(root):
         return f"cifar{classes}"
-    if fashion.is_fashion(root):
+    if packed.is_fashion(root):
         return "fashion-mnist"
     return "imagefolder" if imagefolder.is_imagefolder(root) else None
 
@@ -86,10 +86,10 @@ def check(root: Path, progress: Progress | None = None) -> Report:
             return _check_segmentation(root, layout, progress)
         case "cifar10" | "cifar100":
             classes = int(layout.removeprefix("cifar"))
-            open_split = partial(cifar.open_cifar, root, classes=classes)
+            open_split = partial(packed.open_cifar, root, classes=classes)
             return _check_decoded(layout, open_split, progress)
         case "fashion-mnist":
-            return _check_decoded(layout, partial(fashion.open_fashion, root), progress)
+            return _check_decoded(layout, partial(packed.open_fashion, root), progress)
         case "imagefolder":
             return _check_imagefolder(root, progress)
     raise DataError(
@@ -104,7 +104,7 @@ def check(root: Path, progress: Progress | None = None) -> Report:
 
 def _check_segmentation(root: Path, name: str, progress: Progress | None) -> Report:
     layout = LAYOUTS[name]
-    splits, report = layout.splits_in(root), Report(name, layout.CLASSES)
+    splits, report = layout.splits_in(root), Report(name, layout.classes)
     found: dict[str, list[Pair]] = {}
     for split in splits:
         found[split], faults = layout.find_pairs(root, split)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
+from ..legend import draw_legend
 from .classfile import (
     LARGEST_ID,
     MOST_CLASSES,
@@ -242,7 +243,8 @@ def draw_sheet(
     height, width, _ = tiles[0].shape
     gap = 6
     rows = -(-len(tiles) // columns)
-    legend = draw_legend(names, colors, columns * (width + gap) - gap)
+    entries = list(zip(names, colors, strict=True))
+    legend = Image.fromarray(draw_legend(entries, columns * (width + gap) - gap))
     top = legend.height + gap
     sheet = Image.new("RGB", (legend.width, top + rows * (height + gap) - gap), "white")
     sheet.paste(legend, (0, 0))
@@ -260,27 +262,6 @@ def _sheet_tile(sample: Sample, colors: Palette) -> NDArray[np.uint8]:
     tile[: size[0], : size[1]] = as_rgb(resize(sample.image, size))
     tile[: size[0], SHEET_TILE[1] : SHEET_TILE[1] + size[1]] = colored(labels, colors)
     return tile
-
-
-def draw_legend(names: Sequence[str], colors: Sequence[Color], width: int) -> Image.Image:
-    """Draw a colored square and a name for each class, in as many rows as needed."""
-    font = ImageFont.load_default(14)
-    line, square = 22, 14
-    places: list[tuple[int, int]] = []
-    x = y = 4
-    texts = [name.encode("latin-1", "replace").decode("latin-1") for name in names]
-    for text in texts:
-        needed = square + 6 + int(font.getlength(text)) + 16
-        if x > 4 and x + needed > width:
-            x, y = 4, y + line
-        places.append((x, y))
-        x += needed
-    legend = Image.new("RGB", (width, y + line), "white")
-    draw = ImageDraw.Draw(legend)
-    for (left, top), text, color in zip(places, texts, colors, strict=True):
-        draw.rectangle((left, top + 2, left + square, top + 2 + square), color, (120, 120, 120))
-        draw.text((left + square + 6, top), text, (0, 0, 0), font)
-    return legend
 
 
 def as_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -44,8 +44,7 @@ from .nifti import (
     shape_at,
     voxel_size,
 )
-from .sample import VOID, DataError, Sample, starter_colors
-from .tiles import windows
+from .sample import VOID, DataError, Sample, starter_colors, windows
 
 DATASET_FILE, IMAGES, LABELS = "dataset.json", "imagesTr", "labelsTr"
 ENDINGS = (".nii.gz", ".nii")

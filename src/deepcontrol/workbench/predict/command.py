@@ -26,8 +26,7 @@ from ..train.distributed import choose_device
 from ..train.faults import check_weights, is_device_failure, is_out_of_memory
 from ..train.snapshot import load_weights
 from .classes import classify, load_classifier
-from .fitted import PixelFormat, label_resized
-from .images import ImageFile, Job, find_jobs, write_legend, write_outputs
+from .images import ImageFile, Job, PixelFormat, find_jobs, write_legend, write_outputs
 from .tiling import (
     Tile,
     bytes_per_pixel,
@@ -35,6 +34,7 @@ from .tiling import (
     cut_tiles,
     free_memory,
     label_blended,
+    label_resized,
     label_tiled,
     round_up,
     window_grid,

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from torch import nn
 
 from ..data.nifti import Shape, Spacing, nibabel, read_nifti, resample, shape_at
-from ..data.tiles import window_starts
+from ..data.sample import window_starts
 from ..data.volumes import ENDINGS, Intensities, Statistics, moments, normalize
 from ..folders.output import replacing
 from ..folders.runfolder import CONFIG

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Batch, BatchStream
-from ..data.tiles import Windows, windows
+from ..data.sample import Windows, windows
 from ..metrics import ConfusionMatrix, sum_over_processes_
 from ..sizes import Size
 from .build import class_logits

@@ -303,7 +303,7 @@ def changed_threads(run: Path, device: torch.device) -> str:
 
     Sums are split over the threads, so that their last bits depend on the number.
     """
-    before = re.search(r", (\d+) threads, ", str(runfolder.read_config(run).get("machine")))
+    before = re.search(r", (\d+) threads?, ", str(runfolder.read_config(run).get("machine")))
     now = torch.get_num_threads()
     if device.type != "cpu" or before is None or int(before[1]) == now:
         return ""
