@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from deepcontrol import AGCConv3d
 from deepcontrol.nn import AGCConv3d, saved_bytes
 from deepcontrol.workbench.models import NnUNet3d, Norm, UNet3d, is_agc
 
