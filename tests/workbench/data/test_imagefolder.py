@@ -60,7 +60,9 @@ def test_flat_folders_are_split_by_hash(tmp_path: Path) -> None:
     names = {s.name: {i.path.relative_to(s.root) for i in s.images} for s in (train, val)}
     assert not names[train.name] & names[val.name]
     assert len(train) + len(val) == 180
-    assert 8 <= len(val) <= 30  # a tenth: 18 expected
+    assert 20 <= len(val) <= 52  # a fifth: 36 expected
+    fewer = open_imagefolder(tmp_path / "a", "val", 0.05)
+    assert {i.path.relative_to(fewer.root) for i in fewer.images} < names[val.name]
     # Neither the place of the folder nor other images change the split of an image.
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for path in sorted((tmp_path / "b" / "cat").iterdir())[::2]:
@@ -68,6 +70,13 @@ def test_flat_folders_are_split_by_hash(tmp_path: Path) -> None:
     fewer = opened(tmp_path / "b", "val")
     kept = {i.path.relative_to(fewer.root) for i in fewer.images}
     assert kept == {p for p in names[val.name] if (tmp_path / "b" / p).exists()}
+
+
+def test_each_class_has_validation_images(tmp_path: Path) -> None:
+    write_folders(tmp_path, CLASSES, 2)
+    for split in ("train", "val"):
+        labels = [image.label for image in opened(tmp_path, split).images]
+        assert sorted(labels) == [0, 1, 2]
 
 
 def test_a_limit_takes_images_of_all_classes(tmp_path: Path) -> None:
@@ -126,8 +135,9 @@ def test_too_few_classes_or_images(tmp_path: Path) -> None:
     write_folders(tmp_path, ("cat",), 2)
     with pytest.raises(DataError, match="1 class folders, expected at least 2"):
         opened(tmp_path)
+    (tmp_path / "cat" / "001.png").unlink()
     write_folders(tmp_path, ("dog",), 1)
-    with pytest.raises(DataError, match="none of 3 images is in the validation set"):
+    with pytest.raises(DataError, match="none of 2 images is in the validation set"):
         opened(tmp_path)
 
 

@@ -102,7 +102,7 @@ def open_source(
             have no validation set: "val" is their test set, on which the literature reports errors.
         root: Dataset folder. Streets needs none.
         limit: Use only the first `limit` samples.
-        folder: How to read the datasets "folder" and "coco".
+        folder: How to read the datasets "folder" and "coco", and the split of "imagefolder".
 
     Raises:
         ValueError: The name, the split or the limit is invalid, or `root` is missing.
@@ -140,7 +140,7 @@ def open_source(
     elif name == "fashion-mnist":
         files = open_fashion(root, split)
     else:
-        files = open_imagefolder(root, split)
+        files = open_imagefolder(root, split, (folder or FolderOptions()).val_fraction)
     if limit is None:
         return files
     if limit > len(files):

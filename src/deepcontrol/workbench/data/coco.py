@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from .classfile import ClassFile
-from .files import fingerprint
+from .files import fingerprint, split_by_name
 from .folder import (
     SPLITS,
     Files,
     FolderOptions,
     FolderSource,
     find_places,
-    split_by_name,
 )
 from .pixels import decode, to_eight_bit
 from .sample import DataError, Sample, distinct_colors

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from . import coco, folder, imagefolder, nifti, packed, volumes
 from .classfile import find_class_file, read_class_file
-from .files import Pair, PairedFiles, native_size
+from .files import Pair, PairedFiles, native_size, split_by_name
 from .folder import FolderOptions, FolderSource
 from .imagefolder import ImageFolder
 from .packed import DecodedFiles
@@ -199,7 +199,7 @@ def _check_coco(root: Path, progress: Progress | None) -> Report:
 def _check_volumes(root: Path, progress: Progress | None) -> Report:
     layout = volumes.read_layout(root)
     report = Report("nnunet", layout.classes)
-    parts = folder.split_by_name(volumes.find_cases(root, layout), lambda case: case.name, 0.2)
+    parts = split_by_name(volumes.find_cases(root, layout), lambda case: case.name, 0.2)
     advance = _advance(progress, sum(map(len, parts.values())))
     for split, cases in parts.items():
         read = partial(_count_volume, cases, layout)

@@ -32,8 +32,7 @@ from ..folders.json_files import read_json, write_json
 from ..folders.output import replacing
 from .cache import default_folder
 from .dataset import DatasetSplit
-from .files import fingerprint
-from .folder import split_by_name
+from .files import fingerprint, split_by_name
 from .nifti import (
     Shape,
     Spacing,

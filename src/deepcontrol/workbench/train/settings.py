@@ -56,7 +56,7 @@ ADDED_LATER = {
 FOLDER_OPTIONS = {
     "channels": ("folder", "coco", "nnunet", *DATASET_NAMES),
     "fit": ("folder", "coco"),
-    "val_fraction": ("folder", "coco", "nnunet"),
+    "val_fraction": ("folder", "coco", "nnunet", "imagefolder"),
     "resample": ("nnunet",),
 }
 
@@ -101,9 +101,9 @@ class Settings:
     """Channels of the images of --data folder or coco. None: 3; gray images are repeated, opacity
     is dropped. Volumes have those of dataset.json."""
     val_fraction: float = 0.2
-    """Share of the images for validation: of --data folder and coco if they have no val/, and of
-    the cases of nnunet. A hash of the file name selects them, so that new images do not change the
-    split."""
+    """Share of the images for validation: of --data folder, coco and imagefolder if they have no
+    val/, and of the cases of nnunet. A hash of the file name selects them, so that new images do
+    not change the split."""
     resample: bool = False
     """Resample the volumes of --data nnunet to the median voxel size of the training cases.
     `deepcontrol predict` writes labels at the resolution of its input."""
