@@ -63,9 +63,9 @@ from deepcontrol.workbench.data import (
     open_source,
     prepare,
 )
-from deepcontrol.workbench.data.streets import Streets
+from deepcontrol.workbench.data.road_scenes import Streets
 from deepcontrol.workbench.losses import class_cross_entropy, pixel_cross_entropy
-from deepcontrol.workbench.models.resnet import CIFAR_GROUPS
+from deepcontrol.workbench.models.classifiers import CIFAR_GROUPS
 from deepcontrol.workbench.optim import Schedule, scheduled_lr, set_lr
 from deepcontrol.workbench.train.build import build_model, evaluation_batches
 from deepcontrol.workbench.train.checkpoint import load_of_run

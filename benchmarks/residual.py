@@ -28,7 +28,7 @@ from deepcontrol.workbench.data import Cache, open_source, prepare
 from deepcontrol.workbench.data.classification import ClassificationBatches, CropFlip
 from deepcontrol.workbench.losses import class_cross_entropy
 from deepcontrol.workbench.models import CifarResNet, Norm
-from deepcontrol.workbench.models.resnet import ResidualBlock
+from deepcontrol.workbench.models.classifiers import ResidualBlock
 from deepcontrol.workbench.optim import scheduled_lr, sgd
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.faults import NotFiniteError

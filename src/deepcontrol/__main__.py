@@ -5,6 +5,7 @@ import signal
 import sys
 
 from . import __version__
+from .workbench import COMMANDS
 
 
 def main() -> int:
@@ -21,13 +22,7 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if not _is_third_party(error.name or ""):
             raise
-        extra = "export" if sys.argv[1:2] == ["export"] else "workbench"  # export includes it
-        print(
-            f"deepcontrol: {error.name} is not installed; the command line needs the {extra} "
-            f'extra. In a clone of the repository, run: pip install ".[{extra}]"',
-            file=sys.stderr,
-        )
-        return 2
+        return _without_workbench(error.name or "")
     except KeyboardInterrupt:  # the imports take seconds
         return 128 + signal.SIGINT
     try:
@@ -39,6 +34,31 @@ def main() -> int:
         # Python's final flush must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+
+
+def _without_workbench(missing: str) -> int:
+    """Say which extra a command needs. `--help` lists the commands."""
+    extra = "export" if sys.argv[1:2] == ["export"] else "workbench"  # export includes it
+    install = f'In a clone of the repository, run: pip install ".[{extra}]"'
+    if sys.argv[1:] in ([], ["-h"], ["--help"]):
+        print("usage: deepcontrol COMMAND ...", "", *_listed(), "", sep="\n")
+        print(
+            f"The commands need the extra [{extra}], which is not installed. {install}\n"
+            "(export to ONNX: [export], volumes: [medical], COCO: [coco]). The library "
+            "(import deepcontrol) needs only torch."
+        )
+        return 0 if len(sys.argv) > 1 else 2
+    print(
+        f"deepcontrol: {missing} is not installed; the command line needs the {extra} extra. "
+        f"{install}",
+        file=sys.stderr,
+    )
+    return 2
+
+
+def _listed() -> list[str]:
+    width = max(map(len, COMMANDS)) + 2
+    return [f"  {name:{width}}{summary}" for name, summary in COMMANDS.items()]
 
 
 def _is_third_party(module: str) -> bool:

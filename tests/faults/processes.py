@@ -27,7 +27,7 @@ import torch._dynamo  # the first optimizer would import it, which takes seconds
 from PIL import Image
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.data.streets import Streets
+from deepcontrol.workbench.data.road_scenes import Streets
 from deepcontrol.workbench.folders.runlock import is_locked
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.build import build_data, open_sources

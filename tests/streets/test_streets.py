@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deepcontrol.workbench.data import sample
-from deepcontrol.workbench.data.cityscapes import CLASSES, PALETTE
+from deepcontrol.workbench.data.road_scenes import CLASSES, PALETTE
 from streets import VOID, Class, Scene, render
 
 THINGS = range(CLASSES.index("person"), len(CLASSES))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench.cli import COMMANDS, main
+from deepcontrol.workbench import COMMANDS
+from deepcontrol.workbench.cli import SETTINGS, main
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import save_config
 
@@ -33,8 +34,19 @@ def test_help_fits_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert end.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
-    for name, (_, summary) in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         assert any(name in line and summary in line for line in lines), name
+
+
+def test_help_without_the_extra_lists_the_commands() -> None:
+    outcome = run_without("tyro", "rich", args=("--help",))
+    assert outcome.returncode == 0
+    lines = outcome.stdout.splitlines()
+    for name, summary in COMMANDS.items():
+        assert any(line.split() == [name, *summary.split()] for line in lines), name
+    assert 'pip install ".[workbench]"' in outcome.stdout
+    assert run_without("tyro", args=()).returncode == 2
+    assert list(SETTINGS) == list(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -46,7 +58,7 @@ def test_help_of_a_command_shows_its_whole_docstring(
     assert end.value.code == 0
     output = " ".join(capsys.readouterr().out.split())
     assert output.startswith(f"usage: deepcontrol {name}")
-    last_words = (COMMANDS[name][0].__doc__ or "").split()[-3:]
+    last_words = (SETTINGS[name].__doc__ or "").split()[-3:]
     assert " ".join(last_words) in output
 
 
@@ -99,7 +111,7 @@ def test_wrong_arguments_exit_with_2(args: list[str], capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("package", ["tyro", "rich", "numpy", "PIL", "safetensors"])
 def test_missing_extra_is_one_line(package: str) -> None:
-    result = run_without(package, args=("--help",))
+    result = run_without(package, args=("train", "--help"))
     assert result.returncode == 2
     assert result.stdout == ""
     (line,) = result.stderr.splitlines()

@@ -11,8 +11,8 @@ import torch
 
 from deepcontrol.__main__ import main as command_line
 from deepcontrol._startup import is_command
-from deepcontrol.workbench import cli
-from deepcontrol.workbench.cli import COMMANDS, main
+from deepcontrol.workbench import COMMANDS, cli
+from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.errors import LESS_MEMORY, explain
 from deepcontrol.workbench.train.faults import is_out_of_memory
 

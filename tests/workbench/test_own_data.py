@@ -16,7 +16,7 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.folder import fit_image
 from deepcontrol.workbench.models import unet
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.predict.fitted import enlarge_labels
+from deepcontrol.workbench.predict.tiling import enlarge_labels
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import load_config, save_config
 from deepcontrol.workbench.train.diagnosis import step_bytes
@@ -222,6 +222,6 @@ def test_labels_are_enlarged_bilinearly(monkeypatch: pytest.MonkeyPatch) -> None
     logits = torch.randn(1, 3, 5, 7, generator=torch.Generator().manual_seed(0))
     expected = torch.nn.functional.interpolate(logits, (41, 30), mode="bilinear").argmax(1)[0]
     for band in (10**9, 100):
-        monkeypatch.setattr("deepcontrol.workbench.predict.fitted._BAND_VALUES", band)
+        monkeypatch.setattr("deepcontrol.workbench.predict.tiling._BAND_VALUES", band)
         assert (enlarge_labels(logits, (41, 30)) == expected.numpy()).all()
     assert fit_image(np.zeros((3, 9, 1), np.uint8), (6, 6)).shape == (6, 6, 1)

@@ -8,7 +8,7 @@ from torch import nn
 
 from deepcontrol.workbench.bench.contenders import build, layers_source, use_timm_norms_
 from deepcontrol.workbench.models import NnUNet3d, SegNet
-from deepcontrol.workbench.models.nnunet import RESIDUAL_BLOCKS, WIDTHS
+from deepcontrol.workbench.models.unet3d import NNUNET_WIDTHS, RESIDUAL_BLOCKS
 
 
 @pytest.mark.parametrize("norm", ["frn", "evonorm-s0"])
@@ -31,13 +31,13 @@ def _has_no_child(module: nn.Module) -> bool:
 @pytest.mark.parametrize("residual", [False, True])
 def test_nnunet_has_as_many_parameters(residual: bool) -> None:
     unets = pytest.importorskip("dynamic_network_architectures.architectures.unet")
-    stages = len(WIDTHS)
+    stages = len(NNUNET_WIDTHS)
     with torch.device("meta"):
         ours = NnUNet3d(1, 3, norm="in", residual=residual)
         settings = {
             "input_channels": 1,
             "n_stages": stages,
-            "features_per_stage": WIDTHS,
+            "features_per_stage": NNUNET_WIDTHS,
             "conv_op": nn.Conv3d,
             "kernel_sizes": 3,
             "strides": [1] + [2] * (stages - 1),
@@ -62,5 +62,5 @@ def test_nnunet_has_as_many_parameters(residual: bool) -> None:
     counts = [sum(p.numel() for p in model.parameters()) for model in (ours, peer)]
     # Only the highest resolution has a head here, and transposed convolutions have a bias.
     heads = [p for name, p in peer.named_parameters() if "seg_layers" in name]
-    spare = sum(p.numel() for p in heads) - (WIDTHS[0] + 1) * 3
-    assert abs(counts[1] - spare - counts[0]) <= sum(WIDTHS)
+    spare = sum(p.numel() for p in heads) - (NNUNET_WIDTHS[0] + 1) * 3
+    assert abs(counts[1] - spare - counts[0]) <= sum(NNUNET_WIDTHS)

@@ -1,97 +1,65 @@
-"""The command line: parse the arguments, run the command, print errors as one line."""
+"""The command line: parse the arguments, run the command, print errors as one line.
 
+tyro shows an optional number as `{None}|INT` with "(default: None)". Here it is `INT`, and the
+description says what happens without it.
+"""
+
+import ast
+import dataclasses
+import inspect
 import itertools
+import re
 import signal
 import sys
-from dataclasses import dataclass
+import textwrap
+import types
+import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, TypeVar, Union
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    UnsupportedTypeAnnotationError,
+)
 
-from . import helptext
+from . import COMMANDS
 from .bench import Bench, run_bench
-from .data import DATASET_NAMES, DataName, open_source
-from .data.inspect import check, contact_sheet
-from .data_init import Init, run_init
+from .data import DATASET_NAMES
+from .data_commands import Check, Data, Init, Sheet, run_check, run_init, run_sheet
 from .demo import Demo, run_demo
-from .doctor import Doctor, run_doctor
 from .errors import explain, leave_if_device_failed
 from .export import Export, run_export
-from .folders.output import replacing
 from .folders.runfolder import CONFIG
+from .hardware import Doctor, run_doctor
 from .predict import Predict, run_predict
 from .report import Report, run_report
-from .sizes import Size
 from .study.command import run_reproduce
 from .study.settings import Reproduce
 from .terminal import SafeConsole, printable
 from .train.commands import Eval, TrainCommand, run_eval, run_train
 from .train.config_file import check_code, load_config
 
-
-@dataclass(frozen=True)
-class Check:
-    """Read a whole dataset and list all its faults.
-
-    Recognizes CamVid (train/, trainannot/, ...), Cityscapes (leftImg8bit/, gtFine/), images with
-    masks (images/, masks/), COCO (annotations/), nnU-Net's volumes (imagesTr/, labelsTr/), CIFAR
-    (data_batch_1.bin, ...), Fashion-MNIST (train-images-idx3-ubyte.gz, ...) and image folders
-    (train/CLASS/, val/CLASS/, or CLASS/), and reads all splits. The exit code is 1 if there is a
-    fault.
-    """
-
-    folder: tyro.conf.Positional[Path]
-    """Dataset folder."""
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """Draw a contact sheet of images and their labels."""
-
-    data: DataName = "streets"
-    """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
-    data_root: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """Dataset folder. streets needs none."""
-    split: Literal["train", "val", "test"] = "train"
-    """Split to draw. For CIFAR and Fashion-MNIST, val is the test set."""
-    count: int = 24
-    """Number of images."""
-    size: Size = (128, 256)
-    """Image size. The aspect ratio of the dataset is kept; classification images are squares of
-    this height."""
-    out: Path = Path("out/sheet.png")
-    """PNG file to write."""
-
-
-@dataclass(frozen=True)
-class Data:
-    """Set up, check or draw a dataset."""
-
-    action: (
-        Annotated[Init, tyro.conf.subcommand("init")]
-        | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[Sheet, tyro.conf.subcommand("sheet")]
-    )
-
-
-# The settings class of each command, and its line in `deepcontrol --help`.
-COMMANDS: dict[str, tuple[type[Any], str]] = {
-    "train": (TrainCommand, "Train a network, or resume a run."),
-    "eval": (Eval, "Evaluate a checkpoint on the validation images."),
-    "predict": (Predict, "Label images with a trained network."),
-    "export": (Export, "Export a trained network for deployment."),
-    "report": (Report, "Write an HTML page about runs or a study."),
-    "reproduce": (Reproduce, "Test the claims of the paper."),
-    "bench": (Bench, "Measure step time and memory against other norms."),
-    "data": (Data, "Set up, check or draw a dataset."),
-    "demo": (Demo, "Compare AGC and BatchNorm on this machine, in two minutes."),
-    "doctor": (Doctor, "Show versions and devices, and test the ops."),
+# The settings class of each command.
+SETTINGS: dict[str, type[Any]] = {
+    "train": TrainCommand,
+    "eval": Eval,
+    "predict": Predict,
+    "export": Export,
+    "report": Report,
+    "reproduce": Reproduce,
+    "bench": Bench,
+    "data": Data,
+    "demo": Demo,
+    "doctor": Doctor,
 }
+T = TypeVar("T")
+_ARG = type(tyro.conf.arg())
+REGISTRY = ConstructorRegistry()
 CONFIGURATION = (tyro.conf.OmitSubcommandPrefixes,)
 
 
@@ -170,11 +138,11 @@ def parse(args: list[str]) -> object:
                 "open: resume it with deepcontrol.workbench.train.Trainer, or choose another --out"
             )
         before = TrainCommand(**vars(started))
-        command = helptext.parse(TrainCommand, flags, before, **shared)
+        command = parse_settings(TrainCommand, flags, before, **shared)
         given = any(flag.partition("=")[0] == "--model" for flag in flags)
         check_code(command, run, command.model if given else None)
         return command
-    return helptext.parse(COMMANDS[name][0], flags, **shared)
+    return parse_settings(SETTINGS[name], flags, **shared)
 
 
 def refuse_empty(args: list[str]) -> None:
@@ -202,8 +170,8 @@ def _run_folder(flags: list[str]) -> Path | None:
 def overview() -> Any:
     """Return a type from which tyro lists all commands, one line each."""
     commands = (
-        Annotated[helptext.tidied(settings), tyro.conf.subcommand(name, description=summary)]
-        for name, (settings, summary) in COMMANDS.items()
+        Annotated[tidied(SETTINGS[name]), tyro.conf.subcommand(name, description=summary)]
+        for name, summary in COMMANDS.items()
     )
     return Union[tuple(commands)]  # noqa: UP007
 
@@ -225,40 +193,101 @@ def print_error(kind: str, message: str, console: Console) -> None:
         print(f"{kind}: {printable(message)}", file=sys.stderr)
 
 
-def run_check(action: Check, console: Console) -> int:
-    """Run `deepcontrol data check`."""
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("reading", total=None)
-        report = check(
-            action.folder, lambda done, total: progress.update(bar, completed=done, total=total)
-        )
-    splits = ", ".join(f"{split} {count}" for split, count in report.splits.items())
-    folder = escape(str(action.folder))
-    console.print(f"{folder}: {report.layout}; valid samples: {splits or 'none'}", soft_wrap=True)
-    labeled = report.histogram[: len(report.classes)]
-    if labeled.sum():
-        unit = "pixels" if report.task == "segmentation" else "images"
-        table = Table("class", f"share of {unit} (%)")
-        table.columns[1].justify = "right"
-        for name, count in zip(report.classes, labeled, strict=True):
-            table.add_row(name, f"{100 * count / labeled.sum():.2f}")
-        console.print(table)
-    for note in report.notes:
-        console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
-    for fault in report.faults:
-        print_error("fault", str(fault), console)
-    count = len(report.faults)
-    console.print(f"{count} fault{'s' * (count > 1)}." if count else "No faults.", style="bold")
-    return 1 if count else 0
+# Help
 
 
-def run_sheet(action: Sheet, console: Console) -> int:
-    """Run `deepcontrol data sheet`."""
-    if action.count < 1:
-        raise ValueError(f"--count must be at least 1, got {action.count}")
-    source = open_source(action.data, action.split, action.data_root)
-    sheet = contact_sheet(source, action.count, action.size)
-    with replacing(action.out, inside=action.out.parent) as file:
-        sheet.save(file, "PNG")
-    console.print(f"{source.name}: {escape(str(action.out))}", soft_wrap=True)
-    return 0
+@REGISTRY.primitive_rule
+def optional(
+    info: PrimitiveTypeInfo,
+) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
+    """Read a value of type `X | None` as an X."""
+    if info.type_origin not in (typing.Union, types.UnionType):
+        return None
+    options = [option for option in typing.get_args(info.type) if option is not types.NoneType]
+    if len(options) != 1:
+        return None
+    of_value = PrimitiveTypeInfo.make(options[0], parent_markers=info.markers)
+    spec = ConstructorRegistry.get_primitive_spec(of_value)
+    if isinstance(spec, UnsupportedTypeAnnotationError):
+        return spec
+    return dataclasses.replace(
+        spec,
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: (
+            ["None"] if value is None else spec.str_from_instance(value)
+        ),
+    )
+
+
+def parse_settings(
+    settings: type[T], args: list[str], default: T | None = None, **options: Any
+) -> T:
+    """Parse arguments to a dataclass as tyro.cli does, with tidied help.
+
+    Args:
+        settings: A dataclass. Its fields are described by strings below them.
+        args: The arguments.
+        default: Values for the arguments that are not given.
+        options: For tyro.cli.
+    """
+    if not dataclasses.fields(settings):  # type: ignore[arg-type]
+        return tyro.cli(settings, args=args, registry=REGISTRY, **options)
+    tidy = tidied(settings)
+    if default is not None:
+        options["default"] = tidy(**vars(default))
+    found = tyro.cli(tidy, args=args, registry=REGISTRY, **options)
+    return settings(**vars(found))
+
+
+def tidied(settings: type[T]) -> type[Any]:
+    """Return a subclass whose fields have joined descriptions, and no default None."""
+    if not dataclasses.fields(settings):  # type: ignore[arg-type]
+        return settings
+    hints = typing.get_type_hints(settings, include_extras=True)
+    texts = _descriptions(settings)
+    annotations, values = {}, {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        if field.name not in texts:
+            continue
+        own = [a for a in getattr(hints[field.name], "__metadata__", ()) if isinstance(a, _ARG)]
+        about: Any = own[0] if own else tyro.conf.arg()
+        changes: dict[str, Any] = {"help": texts[field.name]} if about.help is None else {}
+        if about.help_behavior_hint is None and _is_unset(field.default):
+            changes["help_behavior_hint"] = _hint
+        tidied = dataclasses.replace(about, **changes)
+        kind = hints[field.name]
+        if field.default is None:
+            kind = kind | None  # a field that is filled in later is typed without None
+        annotations[field.name] = Annotated[kind, tidied]
+        if field.default is not dataclasses.MISSING:
+            values[field.name] = field.default
+    body = {"__annotations__": annotations, "__doc__": settings.__doc__, **values}
+    subclass = type(settings.__name__, (settings,), body)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(subclass)
+
+
+def _is_unset(default: object) -> bool:
+    return default is None or default == ()
+
+
+def _hint(default: str) -> str:
+    """Return the text behind a description. A resumed run has defaults of its own."""
+    return "" if default in ("None", "") else f"(default: {default})"
+
+
+def _descriptions(settings: type) -> dict[str, str]:
+    """Return the strings below the fields of a dataclass and its bases, each as one line."""
+    found: dict[str, str] = {}
+    for base in reversed(settings.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for before, node in itertools.pairwise(statements):
+            match before, node:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
+                    joined = " ".join(text.split())
+                    found[name] = re.sub(r"\bNone: ", "Default: ", joined)
+    return found

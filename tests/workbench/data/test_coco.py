@@ -170,3 +170,18 @@ def test_train_and_predict(root: Path, tmp_path: Path, capsys: pytest.CaptureFix
     image = root / "val2017" / "image0.png"
     assert main(["predict", str(run), str(image), "--out", str(out)]) == 0
     assert any(out.iterdir())
+
+
+def test_init(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "init", str(root)]) == 0
+    printed = capsys.readouterr().out
+    assert "ring" in printed
+    assert f"deepcontrol train --data coco --data-root {root} --model unet --size 64x64" in printed
+    with Image.open(root / "contact-sheet.png") as sheet:
+        assert sheet.width > 600
+    assert not (root / "classes.yaml").exists()
+    for number in (1, 2):
+        (root / "train2017" / f"image{number}.png").unlink()
+    assert main(["data", "init", str(root)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "instances_train2017.json lists it, and 1 others" in printed

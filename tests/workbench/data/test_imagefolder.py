@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import DataError, open_source
 from deepcontrol.workbench.data.imagefolder import ImageFolder, open_imagefolder
 from tests.workbench.data.classification import write_folders
@@ -59,7 +60,9 @@ def test_flat_folders_are_split_by_hash(tmp_path: Path) -> None:
     names = {s.name: {i.path.relative_to(s.root) for i in s.images} for s in (train, val)}
     assert not names[train.name] & names[val.name]
     assert len(train) + len(val) == 180
-    assert 8 <= len(val) <= 30  # a tenth: 18 expected
+    assert 20 <= len(val) <= 52  # a fifth: 36 expected
+    fewer = open_imagefolder(tmp_path / "a", "val", 0.05)
+    assert {i.path.relative_to(fewer.root) for i in fewer.images} < names[val.name]
     # Neither the place of the folder nor other images change the split of an image.
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for path in sorted((tmp_path / "b" / "cat").iterdir())[::2]:
@@ -67,6 +70,13 @@ def test_flat_folders_are_split_by_hash(tmp_path: Path) -> None:
     fewer = opened(tmp_path / "b", "val")
     kept = {i.path.relative_to(fewer.root) for i in fewer.images}
     assert kept == {p for p in names[val.name] if (tmp_path / "b" / p).exists()}
+
+
+def test_each_class_has_validation_images(tmp_path: Path) -> None:
+    write_folders(tmp_path, CLASSES, 2)
+    for split in ("train", "val"):
+        labels = [image.label for image in opened(tmp_path, split).images]
+        assert sorted(labels) == [0, 1, 2]
 
 
 def test_a_limit_takes_images_of_all_classes(tmp_path: Path) -> None:
@@ -125,8 +135,9 @@ def test_too_few_classes_or_images(tmp_path: Path) -> None:
     write_folders(tmp_path, ("cat",), 2)
     with pytest.raises(DataError, match="1 class folders, expected at least 2"):
         opened(tmp_path)
+    (tmp_path / "cat" / "001.png").unlink()
     write_folders(tmp_path, ("dog",), 1)
-    with pytest.raises(DataError, match="none of 3 images is in the validation set"):
+    with pytest.raises(DataError, match="none of 2 images is in the validation set"):
         opened(tmp_path)
 
 
@@ -157,3 +168,12 @@ def test_images_and_masks_are_no_classes(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     with pytest.raises(DataError, match="which are no classes: use --data folder"):
         open_imagefolder(tmp_path, "train")
+
+
+def test_init(split_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "init", str(split_root)]) == 0
+    printed = capsys.readouterr().out
+    assert "valid samples: train 18, val 6" in printed
+    assert f"--data imagefolder --data-root {split_root} --model resnet18" in printed
+    assert (split_root / "contact-sheet.png").is_file()
+    assert main(["data", "check", str(split_root)]) == 0  # the sheet is no image of the dataset

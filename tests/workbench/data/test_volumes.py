@@ -10,12 +10,12 @@ import torch
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import VOID, DataError
+from deepcontrol.workbench.data.nifti import read_nifti, resampled_shape, voxel_size
 from deepcontrol.workbench.data.volumes import (
     CT_PERCENTILES,
     load_case,
     open_nnunet,
     read_layout,
-    read_nifti,
     to_classes,
 )
 from deepcontrol.workbench.folders import records
@@ -167,12 +167,95 @@ def test_train_eval_and_report(
         truth = to_classes(case.labels, read_nifti(case.labels), read_layout(root))
         wrong = np.append(wrong, (read_nifti(written) != truth)[truth != VOID])
     best = min(row["val_error"] for row in rows[1:])
-    assert wrong.mean() == pytest.approx(best, abs=1e-6)
+    assert wrong.mean() <= best + 0.01  # overlapping windows; the evaluation has none
     assert main(["predict", str(run), files[0], "--out", str(out)]) == 1
     assert "case" in (error := capsys.readouterr().err)
     assert "_0001.nii.gz" in error
-    assert main(["export", str(run)]) == 1
-    assert "export is for images" in capsys.readouterr().err
+    check_export(run, capsys)
+
+
+def check_export(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Export a run on volumes: the file takes crops, in batches of any size."""
+    assert main(["export", str(run), "--to", "exported"]) == 0, capsys.readouterr().err
+    description = json.loads((run / "export" / "unet3d.pt2.json").read_text())
+    assert description["input"]["shape"] == ["batch", 2, *CROP]
+    assert description["outputs"][0]["shape"] == ["batch", 2, *CROP]
+    assert list(description["input"]["intensities"]) == ["0"]
+    assert description["folded"]
+    assert description["check"]["largest_difference_to_torch"] < 1e-4
+    card = (run / "export" / "model-card.md").read_text()
+    assert "labels every voxel of a volume" in card
+    assert "intensities of channel 0: low" in card
+    assert "wrong voxels" in card
+    capsys.readouterr()
+    assert main(["export", str(run), "--int8"]) == 1
+    assert "this run labels volumes" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a dataset with one case whose slices are half as thick and twice as many."""
+    root = make(tmp_path_factory.mktemp("mixed"))
+    for path in (root / "imagesTr").glob("case1_*"):
+        write(path, read_nifti(path).repeat(2, 0), np.diag([2.0, 1.5, 1.5, 1.0]))
+    labels = root / "labelsTr" / "case1.nii.gz"
+    write(labels, read_nifti(labels).repeat(2, 0), np.diag([2.0, 1.5, 1.5, 1.0]))
+    return root
+
+
+def test_volumes_are_resampled_to_the_median_voxel_size(mixed: Path, root: Path) -> None:
+    both = [open_nnunet(mixed, s, CROP, resample=True).dataset for s in ("train", "val")]
+    assert both[0].spacing == both[1].spacing == (3.0, 1.5, 2.0)
+    layout = read_layout(mixed)
+    (case,) = (c for d in both for c in d.cases if c.name == "case1")
+    assert voxel_size(case.labels) == (1.5, 1.5, 2.0)
+    assert load_case(case, layout).labels.shape == (96, 40, 32)
+    found = load_case(case, layout, both[0].spacing)
+    assert resampled_shape((96, 40, 32), (1.5, 1.5, 2.0), both[0].spacing) == SHAPE
+    (same,) = (
+        c
+        for s in ("train", "val")
+        for c in open_nnunet(root, s, CROP).dataset.cases
+        if c.name == "case1"
+    )
+    original = load_case(same, layout)
+    assert np.array_equal(found.labels, original.labels)  # every slice is there twice
+    assert found.image == pytest.approx(original.image, abs=1e-3)
+    # Tiles cover the resampled volume.
+    split = open_nnunet(mixed, "train", CROP, resample=True)
+    unsampled = open_nnunet(mixed, "train", CROP)
+    assert any(c.name == "case1" for c in split.dataset.cases)
+    assert len(split) < len(unsampled)
+
+
+def test_impossible_voxel_sizes(tmp_path: Path) -> None:
+    make(tmp_path, cases=5)
+    labels = tmp_path / "labelsTr" / "case1.nii.gz"
+    write(labels, read_nifti(labels), np.diag([2e5, 1.5e5, 9.0, 1.0]))
+    with pytest.raises(DataError, match="is the voxel size in its header wrong"):
+        [open_nnunet(tmp_path, split, CROP, resample=True) for split in ("train", "val")]
+
+
+@pytest.mark.slow
+def test_predictions_of_a_resampled_run_have_the_voxels_of_their_input(
+    mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "labels"
+    assert main([*flags(mixed, run), "--resample"]) == 0, capsys.readouterr().err
+    assert load_config(run)[1]["voxel_size"] == [3.0, 1.5, 2.0]
+    files = sorted(map(str, (mixed / "imagesTr").glob("case1_*")))
+    assert main(["predict", str(run), *files, "--out", str(out), "--probabilities"]) == 0
+    written = nibabel.load(out / "case1.nii.gz")
+    assert written.shape == (32, 40, 96)
+    assert written.header.get_zooms() == (2.0, 1.5, 1.5)
+    probabilities = nibabel.load(out / "case1-probabilities.nii.gz").get_fdata()
+    assert probabilities.shape == (32, 40, 96, 2)
+    assert probabilities.sum(-1) == pytest.approx(1, abs=1e-5)
+    assert np.array_equal(probabilities.argmax(-1), written.get_fdata())
+    truth = read_nifti(mixed / "labelsTr" / "case1.nii.gz")
+    wrong = (read_nifti(out / "case1.nii.gz") != truth)[truth != 2].mean()
+    rows = records.read_records(run / "metrics.jsonl")
+    assert wrong <= min(row["val_error"] for row in rows[1:]) + 0.1
 
 
 def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +267,7 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = tmp_path / "labelsTr" / "case1.nii.gz"
     write(labels, read_nifti(labels), np.diag([2.0, 1.5, 9.0, 1.0]))
     assert main(["data", "check", str(tmp_path)]) == 0
-    assert "resample the volumes to one voxel size" in " ".join(capsys.readouterr().out.split())
+    assert "train with --resample" in " ".join(capsys.readouterr().out.split())
     write(labels, np.full(SHAPE, 7, np.uint8))
     assert main(["data", "check", str(tmp_path)]) == 1
 
@@ -246,3 +329,31 @@ def test_faults_of_files(root: Path, tmp_path: Path) -> None:
 def test_settings_of_volumes(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         Train(out=tmp_path, **settings)
+
+
+def test_init(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without dataset.json, propose one; then check, draw, and say how to train."""
+    own = make(tmp_path / "own volumes", cases=3)
+    before = json.loads((own / "dataset.json").read_text())
+    (own / "dataset.json").unlink()
+    assert main(["data", "init", str(own)]) == 0
+    printed = capsys.readouterr().out
+    layout = read_layout(own)
+    assert layout.classes == ("background", "class 1", "class 2")
+    assert layout.channels == ("channel 0", "channel 1")
+    assert (own / "contact-sheet.png").is_file()
+    assert f"--data nnunet --data-root '{own}' --model unet3d --size 48x32x32" in printed
+    assert "--resample" not in printed
+    (own / "dataset.json").write_text(json.dumps(before))
+    for path in [*(own / "imagesTr").glob("case1*"), own / "labelsTr" / "case1.nii.gz"]:
+        write(path, read_nifti(path), np.diag([2.0, 1.5, 9.0, 1.0]))
+    assert main(["data", "init", str(own)]) == 0
+    assert json.loads((own / "dataset.json").read_text()) == before
+    assert " --resample --out runs/mine" in capsys.readouterr().out
+    write(own / "labelsTr" / "case2.nii.gz", np.full(SHAPE, 7, np.uint8))
+    assert main(["data", "init", str(own)]) == 1
+    assert "label 7 in" in capsys.readouterr().out
+    (own / "dataset.json").unlink()
+    assert main(["data", "init", str(own)]) == 1
+    assert "0, 1, 2, 7, expected 0 (background), 1, 2, ..." in capsys.readouterr().err
+    assert not (own / "dataset.json").exists()

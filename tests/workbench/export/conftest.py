@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepcontrol.workbench.data.cityscapes import CLASSES, PALETTE
+from deepcontrol.workbench.data.road_scenes import CLASSES, PALETTE
 from deepcontrol.workbench.models import classnet, segnet
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import Checkpoint, save_best

@@ -6,7 +6,7 @@ from torch import nn
 
 from deepcontrol import AGCLinear
 from deepcontrol.workbench.models import MLP, MODELS, CifarResNet, build, task_of
-from deepcontrol.workbench.models.mlp import MLP_NORMS
+from deepcontrol.workbench.models.classifiers import MLP_NORMS
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from deepcontrol import AGCConv2d, he_init_
 from deepcontrol.nn.init import CENTERING_GAIN
 from deepcontrol.workbench.models import NORMS, CifarResNet, is_agc
-from deepcontrol.workbench.models.resnet import ResidualBlock
+from deepcontrol.workbench.models.classifiers import ResidualBlock
 from tests.workbench.models.test_resnet import pictures
 
 

@@ -9,11 +9,11 @@ from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from deepcontrol.workbench.data import DataError
-from deepcontrol.workbench.predict.geotiff import geo_tags
 from deepcontrol.workbench.predict.images import (
     ImageFile,
     Job,
     find_jobs,
+    geo_tags,
     write_legend,
     write_outputs,
 )

@@ -18,7 +18,7 @@ from deepcontrol.step import TrainingStep
 from deepcontrol.workbench import hardware
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import open_source, prepare
-from deepcontrol.workbench.data.streets import Streets
+from deepcontrol.workbench.data.road_scenes import Streets
 from deepcontrol.workbench.folders import records, runfolder
 from deepcontrol.workbench.models import SegNet
 from deepcontrol.workbench.train import checkpoint as checkpoint_module

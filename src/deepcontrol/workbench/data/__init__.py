@@ -12,19 +12,15 @@ from typing import Literal, get_args
 from .augment import Augment
 from .batches import Batch, Batches, BatchStream, LabeledSamples
 from .cache import Cache, prepare
-from .camvid import open_camvid
-from .cifar import open_cifar
-from .cityscapes import open_cityscapes
 from .classification import ClassificationBatches, CropFlip
 from .coco import open_coco
 from .dataset import DatasetBatches, DatasetSplit, LabeledImages
-from .decoded import DecodedFiles
-from .fashion import open_fashion
 from .files import PairedFiles
 from .folder import Fit, FolderOptions, open_folder
 from .imagefolder import ImageFolder, open_imagefolder
+from .packed import DecodedFiles, open_cifar, open_fashion
+from .road_scenes import open_camvid, open_cityscapes, open_streets
 from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task, distinct_colors
-from .streets import open_streets
 
 DataName = Literal[
     "streets", "camvid", "cityscapes", "cityscapes14", "folder", "coco", "nnunet",
@@ -106,7 +102,7 @@ def open_source(
             have no validation set: "val" is their test set, on which the literature reports errors.
         root: Dataset folder. Streets needs none.
         limit: Use only the first `limit` samples.
-        folder: How to read the datasets "folder" and "coco".
+        folder: How to read the datasets "folder" and "coco", and the split of "imagefolder".
 
     Raises:
         ValueError: The name, the split or the limit is invalid, or `root` is missing.
@@ -144,7 +140,7 @@ def open_source(
     elif name == "fashion-mnist":
         files = open_fashion(root, split)
     else:
-        files = open_imagefolder(root, split)
+        files = open_imagefolder(root, split, (folder or FolderOptions()).val_fraction)
     if limit is None:
         return files
     if limit > len(files):

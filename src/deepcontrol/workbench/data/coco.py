@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from .classfile import ClassFile
-from .files import fingerprint
+from .files import fingerprint, split_by_name
 from .folder import (
     SPLITS,
     Files,
     FolderOptions,
     FolderSource,
     find_places,
-    split_by_name,
 )
 from .pixels import decode, to_eight_bit
 from .sample import DataError, Sample, distinct_colors
@@ -143,9 +142,10 @@ def open_coco(
         images = images[:limit]
     folder = find_image_folder(root, path, split, images[0])
     files = tuple(Files(folder / str(image["file_name"]), path) for image in images)
-    for own in files:
-        if not own.image.is_file():
-            raise DataError(own.image, f"no such file, but {path.name} lists it")
+    missing = [own.image for own in files if not own.image.is_file()]
+    if missing:
+        more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise DataError(missing[0], f"no such file, but {path.name} lists it{more}")
     colors = distinct_colors(len(names) - 1)
     class_file = ClassFile(names, tuple(range(len(names))), ((0, 0, 0), *colors))
     places = find_places(files, options)

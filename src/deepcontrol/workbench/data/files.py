@@ -1,11 +1,12 @@
-"""Read images and label maps from files. CamVid and Cityscapes share this code."""
+"""Read images and label maps from files, split them by name, and tell when they change."""
 
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 CONTENT_BYTES = 64 * 2**20  # of a split's files that a fingerprint reads, about
 CONTENT_BLOCK = 4096
+T = TypeVar("T", bound=Hashable)
 _UNKNOWN = 254  # marks ids without a class in the lookup table
 
 
@@ -121,6 +123,19 @@ def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
     return np.asarray(image)
 
 
+def cover_and_crop(image: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
+    """Resize an image (H, W, C) to cover `size`, and crop its center."""
+    own = (image.shape[0], image.shape[1])
+    if own == size:
+        return image
+    height, width = covering(own, size)
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    resized = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+    top, left = (height - size[0]) // 2, (width - size[1]) // 2
+    crop = resized[top : top + size[0], left : left + size[1]]
+    return crop.reshape(*size, image.shape[2])
+
+
 def read_ids(path: Path, size: Size | None = None) -> NDArray[np.int32]:
     """Read ids (H, W) from a single-channel image, resized by nearest neighbor."""
     image = open_image(path)
@@ -169,6 +184,26 @@ def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
 def _is_special(path: Path) -> bool:
     """Return whether a path is a device, a FIFO or a socket, on which reading may wait forever."""
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def split_by_name(
+    samples: Sequence[T], name: Callable[[T], str], fraction: float
+) -> dict[str, list[T]]:
+    """Split samples by a hash of their names, so that new samples do not move others.
+
+    Of two or more samples, each split has at least one.
+    """
+    by_hash = sorted(samples, key=lambda own: _name_hash(name(own)))
+    count = sum(_name_hash(name(own)) < fraction for own in samples)
+    if len(samples) > 1:
+        count = min(max(count, 1), len(samples) - 1)
+    val = set(by_hash[:count])
+    return {"train": [s for s in samples if s not in val], "val": [s for s in samples if s in val]}
+
+
+def _name_hash(name: str) -> float:
+    digest = hashlib.sha256(os.fsencode(name)).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def fingerprint(paths: Iterable[Path], salt: str) -> str:

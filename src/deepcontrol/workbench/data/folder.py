@@ -10,22 +10,20 @@ is padded with its border pixels, which have no label. With tiles, images keep t
 are cut into overlapping tiles of the training size.
 """
 
-import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .classfile import ClassFile, read_class_file
-from .files import fingerprint
+from .files import fingerprint, split_by_name
 from .imagefolder import is_imagefolder
 from .pixels import PICTURE_SUFFIXES, decode, decode_ids, read_mask, resize, size_of, to_eight_bit
-from .sample import VOID, DataError, Palette, Sample, Size, Task
-from .tiles import tile_corners
+from .sample import VOID, DataError, Palette, Sample, Size, Task, window_starts
 
 SPLITS = ("train", "val")
 IMAGES, INSTANCES = "images", "instances"
@@ -33,7 +31,6 @@ MASKS = ("masks", "labels")
 MASK_ENDINGS = ("", "_mask", "-mask", "_masks", "_label", "_labels", "_seg", "_gt")
 
 Fit = Literal["resize", "tile"]
-T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -251,6 +248,16 @@ def find_places(files: Sequence[Files], options: FolderOptions) -> tuple[Place, 
     )
 
 
+def tile_corners(image: tuple[int, int], tile: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the first row and column of evenly spaced tiles that cover an image.
+
+    >>> tile_corners((256, 600), (256, 256))
+    [(0, 0), (0, 172), (0, 344)]
+    """
+    rows, columns = (window_starts(a, b, stride=b) for a, b in zip(image, tile, strict=True))
+    return [(y, x) for y in rows for x in columns]
+
+
 def common_channels(images: Sequence[Path]) -> int:
     """Return the channels of the first readable image; 3 if it is gray and others are RGB."""
     found = []
@@ -343,21 +350,6 @@ def split_by_hash(files: Sequence[Files], fraction: float) -> dict[str, list[Fil
     return split_by_name(files, lambda own: own.image.stem, fraction)
 
 
-def split_by_name(
-    samples: Sequence[T], name: Callable[[T], str], fraction: float
-) -> dict[str, list[T]]:
-    """Split samples by a hash of their names, so that new samples do not move others.
-
-    Of two or more samples, each split has at least one.
-    """
-    by_hash = sorted(samples, key=lambda own: _hash(name(own)))
-    count = sum(_hash(name(own)) < fraction for own in samples)
-    if len(samples) > 1:
-        count = min(max(count, 1), len(samples) - 1)
-    val = set(by_hash[:count])
-    return {"train": [s for s in samples if s not in val], "val": [s for s in samples if s in val]}
-
-
 def more_faults(faults: Sequence[DataError]) -> DataError:
     """Return the first of several errors, with their number and how to list them."""
     first = faults[0]
@@ -365,11 +357,6 @@ def more_faults(faults: Sequence[DataError]) -> DataError:
         return first
     advice = "`deepcontrol data check` lists them all"
     return DataError(first.path, f"{first.reason} (the first of {len(faults)} faults; {advice})")
-
-
-def _hash(stem: str) -> float:
-    digest = hashlib.sha256(stem.encode()).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def _empty_split(root: Path, split: str, parts: dict[str, list[Files]]) -> DataError:

@@ -2,8 +2,8 @@
 
     root/train/CLASS/*.png, root/val/CLASS/*.jpg, ...      or      root/CLASS/*.jpg, ...
 
-In the second layout a tenth of the images is the validation set. A hash of the path below `root`
-selects it, so that it does not depend on the other images.
+In the second layout a share of the images of each class is the validation set. A hash of the path
+below `root` selects it, so that new images do not move others.
 """
 
 import hashlib
@@ -15,12 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .decoded import check_split, cover_and_crop
-from .files import IMAGE_SUFFIXES, check_eight_bit, fingerprint, list_images, open_image
+from .files import (
+    IMAGE_SUFFIXES,
+    check_eight_bit,
+    cover_and_crop,
+    fingerprint,
+    list_images,
+    open_image,
+    split_by_name,
+)
+from .packed import check_split
 from .sample import DataError, Palette, Sample, Size, Task, distinct_colors
 
 SPLITS = ("train", "val")
-VAL_FRACTION = 0.1
 
 
 class LabeledImage(NamedTuple):
@@ -64,7 +71,7 @@ class ImageFolder:
         return Sample(pixels, np.array(label, np.int16), np.zeros((), np.uint16))
 
 
-def open_imagefolder(root: Path, split: str) -> ImageFolder:
+def open_imagefolder(root: Path, split: str, val_fraction: float = 0.2) -> ImageFolder:
     """Open one split of a folder of images.
 
     The classes are the folder names, sorted. The images are in the order of a hash of their paths,
@@ -73,19 +80,20 @@ def open_imagefolder(root: Path, split: str) -> ImageFolder:
     Args:
         root: Folder with train/ and val/, or with a folder per class.
         split: "train" or "val".
+        val_fraction: Share of the images for validation, if there is no val/.
 
     Raises:
         DataError: There are less than two classes, a class has no training images, a file is not
             an image, or the classes of train/ and val/ differ.
     """
     check_split(split)
-    sources, faults = find_images(root)
+    sources, faults = find_images(root, val_fraction)
     if faults:
         raise faults[0]
     return sources[SPLITS.index(split)]
 
 
-def find_images(root: Path) -> tuple[list[ImageFolder], list[DataError]]:
+def find_images(root: Path, val_fraction: float = 0.2) -> tuple[list[ImageFolder], list[DataError]]:
     """Return the training and validation images, and all errors of the folders."""
     if not root.is_dir():
         reason = "is a file, expected a folder" if root.exists() else "no such folder"
@@ -105,8 +113,13 @@ def find_images(root: Path) -> tuple[list[ImageFolder], list[DataError]]:
         faults += _class_differences(root, classes) + val_faults
     else:
         train, val = [], []
-        for image in images:
-            (val if _hash(root, image.path) < VAL_FRACTION else train).append(image)
+        for label in range(len(classes)):
+            own = [image for image in images if image.label == label]
+            parts = split_by_name(
+                own, lambda image: str(image.path.relative_to(root)), val_fraction
+            )
+            train += parts["train"]
+            val += parts["val"]
         faults += _unlearnable(root, classes, train, val)
     sources = [
         ImageFolder(

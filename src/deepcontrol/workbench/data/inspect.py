@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import camvid, cifar, cityscapes, coco, fashion, folder, imagefolder, volumes
+from . import coco, folder, imagefolder, nifti, packed, volumes
 from .classfile import find_class_file, read_class_file
-from .decoded import DecodedFiles
-from .files import Pair, PairedFiles, native_size
+from .files import Pair, PairedFiles, native_size, split_by_name
 from .folder import FolderOptions, FolderSource
 from .imagefolder import ImageFolder
+from .packed import DecodedFiles
+from .road_scenes import LAYOUTS
 from .sample import DataError, Palette, Sample, Size, Source, Task
 
-LAYOUTS = {"cityscapes": cityscapes, "camvid": camvid}
 SPLITS = ("train", "val")  # of classification
 CAPTION_HEIGHT = 14  # pixels
 SPACING_RATIO = 1.5  # of voxel sizes along an axis, from which a network sees another scale
@@ -39,7 +39,33 @@ class Report:
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(256, np.int64))
     faults: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # findings that are no errors
+    options: list[str] = field(default_factory=list)  # of `train` that the data need
     task: Task = "segmentation"  # the histogram counts pixels; in classification, images
+
+
+def layout_of(root: Path) -> str | None:
+    """Return the --data name of a folder's layout; None if it is unknown.
+
+    Raises:
+        DataError: The folder does not exist.
+    """
+    if not root.is_dir():
+        raise DataError(root, "is a file, expected a folder" if root.exists() else "no such folder")
+    if volumes.is_nnunet(root):
+        return "nnunet"
+    if coco.is_coco(root):
+        return "coco"
+    if folder.is_folder(root) or find_class_file(root) is not None:
+        return "folder"
+    recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
+    # Both CamVid and image folders have train/; only image folders have folders in it.
+    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
+        return recognized[0]
+    if classes := packed.cifar_classes_in(root):
+        return f"cifar{classes}"
+    if packed.is_fashion(root):
+        return "fashion-mnist"
+    return "imagefolder" if imagefolder.is_imagefolder(root) else None
 
 
 def check(root: Path, progress: Progress | None = None) -> Report:
@@ -48,28 +74,24 @@ def check(root: Path, progress: Progress | None = None) -> Report:
     Raises:
         DataError: The folder does not exist or has an unknown layout.
     """
-    if not root.is_dir():
-        raise DataError(root, "no such folder")
-    if (root / volumes.DATASET_FILE).is_file() and (root / volumes.LABELS).is_dir():
-        return _check_volumes(root, progress)
-    if coco.is_coco(root):
-        return _check_coco(root, progress)
-    if folder.is_folder(root) or find_class_file(root) is not None:
-        return _check_folder(root, progress)
-    recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
-    # Both CamVid and image folders have train/; only image folders have folders in it.
-    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
-        return _check_segmentation(root, recognized[0], progress)
-    if classes := cifar.classes_in(root):
-        return _check_decoded(
-            f"cifar{classes}", lambda split: cifar.open_cifar(root, split, classes), progress
-        )
-    if fashion.is_fashion(root):
-        return _check_decoded(
-            "fashion-mnist", lambda split: fashion.open_fashion(root, split), progress
-        )
-    if imagefolder.is_imagefolder(root):
-        return _check_imagefolder(root, progress)
+    layout = layout_of(root)
+    match layout:
+        case "nnunet":
+            return _check_volumes(root, progress)
+        case "coco":
+            return _check_coco(root, progress)
+        case "folder":
+            return _check_folder(root, progress)
+        case "camvid" | "cityscapes":
+            return _check_segmentation(root, layout, progress)
+        case "cifar10" | "cifar100":
+            classes = int(layout.removeprefix("cifar"))
+            open_split = partial(packed.open_cifar, root, classes=classes)
+            return _check_decoded(layout, open_split, progress)
+        case "fashion-mnist":
+            return _check_decoded(layout, partial(packed.open_fashion, root), progress)
+        case "imagefolder":
+            return _check_imagefolder(root, progress)
     raise DataError(
         root,
         "not a known dataset: expected the folder of CamVid (train/ and trainannot/), Cityscapes "
@@ -82,7 +104,7 @@ def check(root: Path, progress: Progress | None = None) -> Report:
 
 def _check_segmentation(root: Path, name: str, progress: Progress | None) -> Report:
     layout = LAYOUTS[name]
-    splits, report = layout.splits_in(root), Report(name, layout.CLASSES)
+    splits, report = layout.splits_in(root), Report(name, layout.classes)
     found: dict[str, list[Pair]] = {}
     for split in splits:
         found[split], faults = layout.find_pairs(root, split)
@@ -153,6 +175,7 @@ def _check_folder(root: Path, progress: Progress | None) -> Report:
             if labeled.any() and not count
         ]
     if channels != FolderOptions().channels and any(found.values()):
+        report.options.append(f"--channels {channels}")
         report.notes.append(
             f"the images have {channels} channels: train with --channels {channels}"
         )
@@ -176,19 +199,35 @@ def _check_coco(root: Path, progress: Progress | None) -> Report:
 def _check_volumes(root: Path, progress: Progress | None) -> Report:
     layout = volumes.read_layout(root)
     report = Report("nnunet", layout.classes)
-    parts = folder.split_by_name(volumes.find_cases(root, layout), lambda case: case.name, 0.2)
+    parts = split_by_name(volumes.find_cases(root, layout), lambda case: case.name, 0.2)
     advance = _advance(progress, sum(map(len, parts.values())))
     for split, cases in parts.items():
         read = partial(_count_volume, cases, layout)
         _count_split(report, split, read, len(cases), advance)
-    spacings = {volumes.spacing(case.labels) for cases in parts.values() for case in cases}
-    low, high = (np.array(sorted(spacings)).min(0), np.array(sorted(spacings)).max(0))
+    spacings = [
+        found
+        for cases in parts.values()
+        for case in cases
+        if (found := _voxel_size(case.labels)) is not None
+    ]
+    if not spacings:
+        return report
+    low, high = np.array(spacings).min(0), np.array(spacings).max(0)
     if (high > SPACING_RATIO * low).any():
+        report.options.append("--resample")
         report.notes.append(
-            f"the voxels have sizes from {low.min():g} to {high.max():g} mm, and networks see them "
-            "at their own resolution: resample the volumes to one voxel size"
+            f"the voxels have sizes from {low.min():g} to {high.max():g} mm: train with "
+            "--resample, which gives all volumes the median voxel size"
         )
     return report
+
+
+def _voxel_size(path: Path) -> nifti.Spacing | None:
+    """Return the voxel size of a file; None if it is damaged, which is a fault already."""
+    try:
+        return nifti.voxel_size(path)
+    except DataError:
+        return None
 
 
 def _count_volume(

@@ -1,6 +1,8 @@
-"""The sample format and the interface of a dataset split."""
+"""The sample format, the interface of a dataset split, colors of classes, and windows of images."""
 
 import colorsys
+import itertools
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +14,13 @@ NO_CLASS = -1  # label of images without a class; losses and metrics ignore them
 Task = Literal["segmentation", "classification"]
 Size = tuple[int, int]  # height, width
 Palette = tuple[tuple[int, int, int], ...]
+Windows = list[tuple[int, slice]]  # along one side: start of each window, pixels it predicts
+
+BACKGROUND = (70, 70, 70)  # not black, in which pictures show pixels without a label
+STARTERS: Palette = (
+    (230, 60, 50), (60, 170, 80), (60, 110, 220), (240, 180, 40),
+    (150, 80, 200), (0, 180, 190), (240, 120, 170), (140, 90, 40),
+)  # fmt: skip
 
 
 class Sample(NamedTuple):
@@ -107,3 +116,40 @@ def distinct_colors(count: int) -> Palette:
         colors[red, green, blue] = None
         step += 1
     return tuple(colors)
+
+
+def starter_colors(ids: Sequence[int]) -> Palette:
+    """Return a color for each id of a mask: gray for 0, and others that differ well.
+
+    >>> starter_colors([0, 1])
+    ((70, 70, 70), (230, 60, 50))
+    """
+    colors = [*STARTERS, *distinct_colors(len(ids))]
+    return tuple(([BACKGROUND] if ids[0] == 0 else []) + colors)[: len(ids)]
+
+
+def window_starts(length: int, size: int, stride: int) -> list[int]:
+    """Return evenly spaced starts of windows over a side, at most `stride` apart.
+
+    >>> window_starts(384, 256, 256), window_starts(384, 256, 64), window_starts(200, 256, 64)
+    ([0, 128], [0, 64, 128], [0])
+    """
+    rest = max(0, length - size)
+    count = 1 + -(-rest // stride)
+    return [round(i * rest / max(1, count - 1)) for i in range(count)]
+
+
+def windows(length: int, size: int) -> Windows:
+    """Return the windows along one side: each start, and the pixels that it predicts.
+
+    Each pixel belongs to the window with the nearest center.
+
+    >>> windows(384, 256)
+    [(0, slice(0, 192, None)), (128, slice(192, 384, None))]
+    >>> windows(512, 512)
+    [(0, slice(0, 512, None))]
+    """
+    starts = window_starts(length, size, stride=size)
+    borders = [(a + b + size) // 2 for a, b in itertools.pairwise(starts)]
+    predicted = itertools.pairwise([0, *borders, length])
+    return [(start, slice(*part)) for start, part in zip(starts, predicted, strict=True)]

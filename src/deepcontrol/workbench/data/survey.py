@@ -1,16 +1,18 @@
 """Look at a folder of images and masks, and propose its classes (`deepcontrol data init`)."""
 
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
+from ..legend import draw_legend
 from .classfile import (
     LARGEST_ID,
     MOST_CLASSES,
@@ -32,13 +34,8 @@ from .pixels import (
     resize,
     unpack_color,
 )
-from .sample import DataError, Palette, Sample, Size, distinct_colors
+from .sample import DataError, Palette, Sample, Size, starter_colors
 
-BACKGROUND: Color = (70, 70, 70)  # not black, in which pictures show pixels without a label
-STARTERS: Palette = (
-    (230, 60, 50), (60, 170, 80), (60, 110, 220), (240, 180, 40),
-    (150, 80, 200), (0, 180, 190), (240, 120, 170), (140, 90, 40),
-)  # fmt: skip
 LEAST_DISTANCE = 40  # of two colors of a palette, summed over red, green and blue
 RARE = 1e-3  # colors with a smaller share of all pixels may come from smooth edges
 MANY_COLORS = 32  # more are the colors of a photograph or of smooth edges
@@ -177,16 +174,6 @@ def propose_classes(found: Survey) -> tuple[ClassFile, list[DataError]]:
     return ClassFile(names, ids, colors, ignored, (), found.value_range), faults
 
 
-def starter_colors(ids: Sequence[int]) -> Palette:
-    """Return a color for each id of a mask: gray for 0, and others that differ well.
-
-    >>> starter_colors([0, 1])
-    ((70, 70, 70), (230, 60, 50))
-    """
-    colors = [*STARTERS, *distinct_colors(len(ids))]
-    return tuple(([BACKGROUND] if ids[0] == 0 else []) + colors)[: len(ids)]
-
-
 def _palette_of(mask: Path, ids: Sequence[int]) -> Palette | None:
     """Return the colors of a palette image, if they differ enough to be shown."""
     if mask.suffix.lower() == ".npy" or (image := open_mask(mask)).mode != "P":
@@ -230,25 +217,34 @@ def suggest_size(sizes: Counter[Size]) -> Size:
     return side(height), side(width)
 
 
-def draw_folder_sheet(root: Path, found: Survey, classes: ClassFile) -> Image.Image | None:
-    """Draw some images beside their masks, with a legend; None if no file can be read."""
+def folder_samples(root: Path, found: Survey, classes: ClassFile) -> Iterator[Sample]:
+    """Read some images and masks, spread over the folder, without those that are faults."""
     options = FolderOptions(channels=found.most_channels)
     source = make_source(root, "all", classes, found.all_files, options)
-    count = min(SHEET_COLUMNS * SHEET_ROWS, len(source))
-    tiles = []
-    for i in range(count):
-        try:
-            sample = source.read_file(i * len(source) // count)
-        except DataError:
-            continue  # listed as a fault
-        tiles.append(_sheet_tile(sample, classes.colors))
+    return some_samples(len(source), source.read_file)
+
+
+def some_samples(count: int, read: Callable[[int], Sample]) -> Iterator[Sample]:
+    """Read up to 16 of `count` samples, evenly spread, without those that are faults."""
+    shown = min(SHEET_COLUMNS * SHEET_ROWS, count)
+    for i in range(shown):
+        with contextlib.suppress(DataError):  # listed as a fault
+            yield read(i * count // shown)
+
+
+def draw_sheet(
+    samples: Iterable[Sample], names: Sequence[str], colors: Palette
+) -> Image.Image | None:
+    """Draw images beside their masks, with a legend; None if there are none."""
+    tiles = [_sheet_tile(sample, colors) for sample in samples]
     if not tiles:
         return None
     columns = min(SHEET_COLUMNS, len(tiles))
     height, width, _ = tiles[0].shape
     gap = 6
     rows = -(-len(tiles) // columns)
-    legend = draw_legend(classes.names, classes.colors, columns * (width + gap) - gap)
+    entries = list(zip(names, colors, strict=True))
+    legend = Image.fromarray(draw_legend(entries, columns * (width + gap) - gap))
     top = legend.height + gap
     sheet = Image.new("RGB", (legend.width, top + rows * (height + gap) - gap), "white")
     sheet.paste(legend, (0, 0))
@@ -266,27 +262,6 @@ def _sheet_tile(sample: Sample, colors: Palette) -> NDArray[np.uint8]:
     tile[: size[0], : size[1]] = as_rgb(resize(sample.image, size))
     tile[: size[0], SHEET_TILE[1] : SHEET_TILE[1] + size[1]] = colored(labels, colors)
     return tile
-
-
-def draw_legend(names: Sequence[str], colors: Sequence[Color], width: int) -> Image.Image:
-    """Draw a colored square and a name for each class, in as many rows as needed."""
-    font = ImageFont.load_default(14)
-    line, square = 22, 14
-    places: list[tuple[int, int]] = []
-    x = y = 4
-    texts = [name.encode("latin-1", "replace").decode("latin-1") for name in names]
-    for text in texts:
-        needed = square + 6 + int(font.getlength(text)) + 16
-        if x > 4 and x + needed > width:
-            x, y = 4, y + line
-        places.append((x, y))
-        x += needed
-    legend = Image.new("RGB", (width, y + line), "white")
-    draw = ImageDraw.Draw(legend)
-    for (left, top), text, color in zip(places, texts, colors, strict=True):
-        draw.rectangle((left, top + 2, left + square, top + 2 + square), color, (120, 120, 120))
-        draw.text((left + square + 6, top), text, (0, 0, 0), font)
-    return legend
 
 
 def as_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

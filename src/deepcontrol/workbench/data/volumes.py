@@ -5,17 +5,18 @@
     root/labelsTr/CASE.nii.gz
 
 A hash of the case's name selects the validation cases. Volumes are (D, H, W), the reverse of
-NIfTI's (X, Y, Z), and keep their resolution. CT channels are clipped to the 0.5 and 99.5
-percentiles of the labeled structures and scaled by their mean and deviation; other channels have
-zero mean and unit variance in each volume. These are nnU-Net's rules.
+NIfTI's (X, Y, Z). They keep their resolution, or all get the median voxel size of the training
+cases: trilinear for images, the nearest voxel for labels. CT channels are clipped to the 0.5 and
+99.5 percentiles of the labeled structures and scaled by their mean and deviation; other channels
+have zero mean and unit variance in each volume. These are nnU-Net's rules.
 
 Training reads random crops, a third of them around a voxel of a structure, as many per epoch as
 tiles cover the volumes. Validation reads these tiles, and each voxel counts once.
 """
 
-import importlib
+import glob
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -31,19 +32,27 @@ from ..folders.json_files import read_json, write_json
 from ..folders.output import replacing
 from .cache import default_folder
 from .dataset import DatasetSplit
-from .files import fingerprint
-from .folder import split_by_name
-from .sample import VOID, DataError
-from .tiles import windows
+from .files import fingerprint, split_by_name
+from .nifti import (
+    Shape,
+    Spacing,
+    nibabel,
+    read_nifti,
+    resample,
+    resample_labels,
+    shape_at,
+    voxel_size,
+)
+from .sample import VOID, DataError, Sample, starter_colors, windows
 
 DATASET_FILE, IMAGES, LABELS = "dataset.json", "imagesTr", "labelsTr"
+ENDINGS = (".nii.gz", ".nii")
 SPLITS = ("train", "val")
 POINTS = 2000  # voxels of structures per case: for statistics of CT, and to place crops
 FOREGROUND_SHARE = 1 / 3  # of the training crops
 CT_PERCENTILES = (0.5, 99.5)
 
 Progress = Callable[[int, int], None]
-Shape = tuple[int, ...]  # depth, height, width
 
 
 class Layout(NamedTuple):
@@ -107,6 +116,7 @@ class VolumeDataset(Dataset):
         crop: Size of the crops.
         is_random: Random crops, mirrored along random axes if `flip`. Otherwise tiles in order.
         flip: See above.
+        spacing: Voxel size to resample all volumes to. None keeps their resolution.
     """
 
     def __init__(
@@ -117,9 +127,11 @@ class VolumeDataset(Dataset):
         crop: Shape,
         is_random: bool,
         flip: bool = True,
+        spacing: Spacing | None = None,
     ) -> None:
         self.layout, self.cases, self.training = layout, cases, training
         self.crop, self.is_random, self.flip = crop, is_random, flip
+        self.spacing = spacing
         self.classes = layout.classes
 
     def __len__(self) -> int:
@@ -130,7 +142,7 @@ class VolumeDataset(Dataset):
         """The tiles of all cases, from the headers of their files."""
         found = []
         for number, case in enumerate(self.cases):
-            sides = zip(volume_shape(case.labels), self.crop, strict=True)
+            sides = zip(shape_at(case.labels, self.spacing), self.crop, strict=True)
             for tile in itertools.product(*(windows(*side) for side in sides)):
                 starts, predicted = zip(*tile, strict=True)
                 found.append(Place(number, starts, predicted))
@@ -142,7 +154,7 @@ class VolumeDataset(Dataset):
         channels = [i for i, name in enumerate(self.layout.channels) if name.lower() == "ct"]
         values: dict[int, list[NDArray]] = {channel: [] for channel in channels}
         for case in self.training if channels else ():
-            volume = load_case(case, self.layout)
+            volume = load_case(case, self.layout, self.spacing)
             points = tuple(volume.statistics.points.T)
             for channel in channels:
                 values[channel].append(volume.image[channel][points])
@@ -151,13 +163,13 @@ class VolumeDataset(Dataset):
     def decode(self, progress: Progress | None = None) -> None:
         """Decode all cases into the cache."""
         for done, case in enumerate(self.cases, 1):
-            load_case(case, self.layout)
+            load_case(case, self.layout, self.spacing)
             if progress is not None:
                 progress(done, len(self.cases))
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         place = self.places[index]
-        volume = load_case(self.cases[place.case], self.layout)
+        volume = load_case(self.cases[place.case], self.layout, self.spacing)
         start = self._random_start(volume) if self.is_random else place.start
         inside = tuple(slice(a, a + b) for a, b in zip(start, self.crop, strict=True))
         image = normalize(volume.image[:, *inside], volume.statistics, self.intensities)
@@ -205,6 +217,7 @@ def open_nnunet(
     val_fraction: float = 0.2,
     limit: int | None = None,
     flip: bool = True,
+    resample: bool = False,
 ) -> VolumeSplit:
     """Open one split of a dataset in nnU-Net's raw layout.
 
@@ -215,6 +228,7 @@ def open_nnunet(
         val_fraction: Share of the cases for validation.
         limit: Use only the first `limit` cases.
         flip: Mirror the training crops.
+        resample: Resample all volumes to the median voxel size of the training cases.
 
     Raises:
         DataError: The folder has another layout, or a file is missing.
@@ -231,22 +245,70 @@ def open_nnunet(
     if limit is not None and limit > len(cases):
         raise ValueError(f"{root} has {len(cases)} cases in {split}, fewer than {limit}")
     dataset = VolumeDataset(
-        layout, tuple(cases[:limit]), tuple(parts["train"]), crop, split == "train", flip
+        layout,
+        tuple(cases[:limit]),
+        tuple(parts["train"]),
+        crop,
+        is_random=split == "train",
+        flip=flip,
+        spacing=median_voxel_size(parts["train"]) if resample else None,
     )
-    return VolumeSplit(dataset, f"nnunet-{split}")
+    return VolumeSplit(
+        dataset, f"nnunet-{split}", palette=starter_colors(range(len(layout.classes)))
+    )
 
 
-def nibabel() -> Any:
-    """Return the package that reads NIfTI files; raise ValueError without it."""
-    try:
-        return importlib.import_module("nibabel")
-    except ModuleNotFoundError:
-        raise ValueError(
-            "NIfTI files need nibabel, which is not installed: pip install 'deepcontrol[medical]'"
-        ) from None
+def median_voxel_size(cases: Sequence[Case]) -> Spacing:
+    """Return the median size of the cases' voxels along each axis."""
+    sizes = np.array([voxel_size(case.labels) for case in cases])
+    return tuple(np.median(sizes, 0).tolist())
 
 
 # Layout
+
+
+def is_nnunet(root: Path) -> bool:
+    """Return whether a folder has images and labels in nnU-Net's raw layout."""
+    return (root / LABELS).is_dir() and (
+        (root / DATASET_FILE).is_file() or (root / IMAGES).is_dir()
+    )
+
+
+def propose_layout(root: Path, progress: Progress | None = None) -> dict[str, Any]:
+    """Return a dataset.json for the files of imagesTr/ and labelsTr/, with names to replace.
+
+    Raises:
+        DataError: There are no files, a file is damaged, or the labels are not 0, 1, ..., n.
+    """
+    files = sorted(p for p in (root / LABELS).iterdir() if p.name.endswith(ENDINGS))
+    if not files:
+        raise DataError(root / LABELS, f"has no NIfTI files ({', '.join(ENDINGS)})")
+    ending = next(ending for ending in ENDINGS if files[0].name.endswith(ending))
+    case = files[0].name.removesuffix(ending)
+    channels = len(list((root / IMAGES).glob(f"{glob.escape(case)}_[0-9][0-9][0-9][0-9]{ending}")))
+    if not channels:
+        raise DataError(
+            root / IMAGES, f"has no file {case}_0000{ending}, but {files[0]} has labels"
+        )
+    values: set[float] = set()
+    for done, path in enumerate(files, 1):
+        values.update(np.unique(read_nifti(path)).tolist())
+        if progress is not None:
+            progress(done, len(files))
+    if sorted(values) != list(range(len(values))) or not 1 < len(values) <= VOID:
+        shown = ", ".join(f"{value:g}" for value in sorted(values)[:8])
+        raise DataError(
+            root / LABELS,
+            f"the labels have the values {shown}{', ...' * (len(values) > 8)}, expected 0 "
+            "(background), 1, 2, ... without gaps: renumber them",
+        )
+    names = ["background", *(f"class {number}" for number in range(1, len(values)))]
+    return {
+        "channel_names": {str(i): f"channel {i}" for i in range(channels)},
+        "labels": {name: number for number, name in enumerate(names)},
+        "numTraining": len(files),
+        "file_ending": ending,
+    }
 
 
 def read_layout(root: Path) -> Layout:
@@ -309,45 +371,40 @@ def find_cases(root: Path, layout: Layout) -> list[Case]:
 # Volumes
 
 
-def read_nifti(path: Path) -> NDArray[np.float32]:
-    """Read a NIfTI volume as (D, H, W), scaled by its header; raise DataError if damaged."""
-    package = nibabel()
-    try:
-        image = package.load(path)
-        if len(image.shape) != 3:
-            raise DataError(
-                path, f"shape {image.shape}, expected 3 dimensions (one file per channel)"
-            )
-        return np.ascontiguousarray(image.get_fdata(dtype=np.float32).transpose(2, 1, 0))
-    except DataError:
-        raise
-    except Exception as error:  # nibabel and zlib raise anything on damaged files
-        raise DataError(path, f"cannot be read as NIfTI ({error})") from error
+def suggest_crop(cases: Sequence[Case], spacing: Spacing | None) -> Shape:
+    """Return a crop for these cases: their median size, in multiples of 16 from 32 to 96."""
+    shapes = np.array([shape_at(case.labels, spacing) for case in cases])
+    return tuple(min(96, max(32, int(side) // 16 * 16)) for side in np.median(shapes, 0))
 
 
-def volume_shape(path: Path) -> Shape:
-    """Return the size (D, H, W) of a NIfTI file from its header."""
-    try:
-        return tuple(nibabel().load(path).shape[::-1])
-    except Exception as error:
-        raise DataError(path, f"cannot be read as NIfTI ({error})") from error
+def shown_slice(volume: Volume) -> Sample:
+    """Return the slice with the most labeled voxels, its first channel as a gray image."""
+    labeled = ((volume.labels > 0) & (volume.labels != VOID)).sum((1, 2))
+    index = int(labeled.argmax())
+    values = np.asarray(volume.image[0, index])
+    low, high = np.percentile(values, (1, 99))
+    gray = (255 * ((values - low) / max(high - low, 1e-8)).clip(0, 1)).astype(np.uint8)
+    labels = np.asarray(volume.labels[index])
+    return Sample(gray[..., None].repeat(3, 2), labels, labels.astype(np.uint16))
 
 
-def spacing(path: Path) -> tuple[float, ...]:
-    """Return the size of a voxel (D, H, W) from the header of a NIfTI file, mostly in mm."""
-    return tuple(float(side) for side in nibabel().load(path).header.get_zooms()[2::-1])
+def load_case(case: Case, layout: Layout, spacing: Spacing | None = None) -> Volume:
+    """Return a decoded case, resampled to a voxel size if one is given.
 
-
-def load_case(case: Case, layout: Layout) -> Volume:
-    """Return a decoded case. The cache on disk is written when it is missing or damaged."""
+    The cache on disk is written when it is missing or damaged.
+    """
     files = [path.stat() for path in (*case.images, case.labels)]
-    return _load_case(case, layout, tuple((file.st_size, file.st_mtime_ns) for file in files))
+    stamps = tuple((file.st_size, file.st_mtime_ns) for file in files)
+    return _load_case(case, layout, spacing, stamps)
 
 
 @lru_cache(maxsize=64)  # mapped files, which take no memory of their own
-def _load_case(case: Case, layout: Layout, stamps: tuple[tuple[int, int], ...]) -> Volume:
+def _load_case(
+    case: Case, layout: Layout, spacing: Spacing | None, stamps: tuple[tuple[int, int], ...]
+) -> Volume:
     """Return a decoded case; `stamps` change with its files."""
-    key = fingerprint((*case.images, case.labels), salt=repr(layout))
+    salt = repr(layout if spacing is None else (layout, spacing))
+    key = fingerprint((*case.images, case.labels), salt=salt)
     stem = default_folder() / "volumes" / f"{case.name}-{key}"
     paths = [stem.with_name(f"{stem.name}.{part}.npy") for part in ("image", "labels")]
     index = stem.with_name(f"{stem.name}.json")
@@ -358,11 +415,13 @@ def _load_case(case: Case, layout: Layout, stamps: tuple[tuple[int, int], ...]) 
             points = np.array(about["points"], np.int64).reshape(-1, 3)
             return Volume(image, labels, Statistics(about["mean"], about["std"], points))
         except (OSError, ValueError, KeyError):
-            _decode(case, layout, paths, index)
+            _decode(case, layout, spacing, paths, index)
     raise OSError(f"{paths[0].parent} does not keep the decoded volumes: is its disk full?")
 
 
-def _decode(case: Case, layout: Layout, paths: list[Path], index: Path) -> None:
+def _decode(
+    case: Case, layout: Layout, spacing: Spacing | None, paths: list[Path], index: Path
+) -> None:
     channels = [read_nifti(path) for path in case.images]
     ids = read_nifti(case.labels)
     for path, channel in zip(case.images, channels, strict=True):
@@ -372,6 +431,9 @@ def _decode(case: Case, layout: Layout, paths: list[Path], index: Path) -> None:
             raise DataError(path, "has values that are not finite")
     labels = to_classes(case.labels, ids, layout)
     image: NDArray[np.float32] = np.stack(channels)
+    if spacing is not None:
+        shape = shape_at(case.labels, spacing)
+        image, labels = resample(image, shape), resample_labels(labels, shape)
     mean, std = moments(image)
     about = {"mean": mean, "std": std, "points": structure_points(labels).tolist()}
     folder = index.parent

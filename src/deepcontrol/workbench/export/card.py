@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..folders.runfolder import Run, read_run
+from ..sizes import format_size
 from ..terminal import printable
 from ..train.config import Train
 
@@ -67,11 +68,11 @@ def _word(text: object) -> str:
 
 
 def _purpose(config: Train, description: dict[str, Any]) -> str:
-    what = (
-        "labels every pixel of an image"
-        if config.task == "segmentation"
-        else "assigns one class to an image"
-    )
+    what = "assigns one class to an image"
+    if config.task == "segmentation":
+        what = "labels every " + (
+            "voxel of a volume" if _is_volume(config) else "pixel of an image"
+        )
     folded = " Its AGC layers are folded into convolutions." if description["folded"] else ""
     int8 = " Its convolutions are quantized to int8." if description["int8"] else ""
     return (
@@ -99,12 +100,15 @@ def _classes(
 
 def _metrics(run: Run, config: Train, epoch: int | None, row: dict[str, Any]) -> list[str]:
     images = run.derived.get("val_images", "unknown")
-    things = "pixels" if config.task == "segmentation" else "images"
+    samples = "crops" if _is_volume(config) else "images"
+    things = "images"
+    if config.task == "segmentation":
+        things = "voxels" if _is_volume(config) else "pixels"
     table = [["metric", "value"], [f"wrong {things}, %", _percent(row.get("val_error"))]]
     if config.task == "segmentation":
         table.append(["mean IoU, %", _percent(row.get("val_mean_iou"))])
     about = (
-        f"On the {images} validation images of the training data, after epoch {epoch} of "
+        f"On the {images} validation {samples} of the training data, after epoch {epoch} of "
         f"{config.epochs}. The checkpoint may have been chosen by this error, so the error on new "
         "images is higher."
     )
@@ -122,8 +126,14 @@ def _preprocessing(description: dict[str, Any]) -> list[str]:
     if of_input.get("window"):
         height, width = of_input["window"]
         lines.append(f"- trained on crops: cut larger images into windows of {height}x{width}")
-    mean, std = of_input["mean"][0], of_input["std"][0]
-    lines.append(f"- each value: (pixel - {mean:g}) / {std:g}, for pixels of 0 to 255")
+    if "mean" in of_input:
+        mean, std = of_input["mean"][0], of_input["std"][0]
+        lines.append(f"- each value: (pixel - {mean:g}) / {std:g}, for pixels of 0 to 255")
+    else:
+        lines.append(f"- each value: {of_input['normalization']}")
+        for channel, values in of_input["intensities"].items():
+            constants = ", ".join(f"{name} {value:g}" for name, value in values.items())
+            lines.append(f"- intensities of channel {channel}: {constants}")
     return ["## Preprocessing", "\n".join(lines)]
 
 
@@ -132,6 +142,8 @@ def _usage(config: Train, description: dict[str, Any]) -> list[str]:
     imports, *run = (line.format(file=description["file"]) for line in _LOAD[target])
     of_input = description["input"]
     channels = of_input["shape"][1]
+    if _is_volume(config):
+        return ["## Use", _volume_usage(config)]
     if channels not in (1, 3):
         return [
             "## Use",
@@ -158,6 +170,19 @@ def _usage(config: Train, description: dict[str, Any]) -> list[str]:
         code.append("label = int(logits.argmax(1)[0])  # the class of the image")
     fence = "```"
     return ["## Use", f"`{_INSTALL[target]}`", f"{fence}python\n" + "\n".join(code) + f"\n{fence}"]
+
+
+def _is_volume(config: Train) -> bool:
+    return len(config.sample_size) == 3
+
+
+def _volume_usage(config: Train) -> str:
+    size = format_size(config.sample_size)
+    return (
+        f"Cut a volume into windows of {size} that overlap by half, pad smaller volumes with 0 "
+        "after the normalization, and average the softmax of the logits with Gaussian weights (a "
+        "deviation of an eighth of each side). `deepcontrol predict` does this."
+    )
 
 
 def _resize_code(config: Train, of_input: dict[str, Any]) -> Sequence[str]:
@@ -192,17 +217,18 @@ def _resize_code(config: Train, of_input: dict[str, Any]) -> Sequence[str]:
 
 
 def _training(run: Run, config: Train) -> list[str]:
-    derived, (height, width) = run.derived, config.image_size
+    derived = run.derived
     folder = "" if config.data_root is None else f" ({config.data_root.name})"
+    samples = "crops" if _is_volume(config) else "images"
     counts = " and ".join(
-        f"{derived.get(f'{split}_images', '?')} {name} images"
+        f"{derived.get(f'{split}_images', '?')} {name} {samples}"
         for split, name in (("train", "training"), ("val", "validation"))
     )
     steps = f"{config.epochs} epochs, batch size {config.batch_size}, seed {config.seed}"
     optimizer = f"{config.optimizer}, learning rate {config.learning_rate:g}, {config.schedule}"
     rows = {
         "data": _word(f"{config.data}{folder}: {counts}"),
-        "image size": f"{height}x{width}",
+        "image size": format_size(config.sample_size),
         "parameters": _word(derived.get("parameters", "?")),
         "training": steps,
         "optimizer": optimizer,
@@ -220,7 +246,8 @@ def _limits(run: Run, config: Train, description: dict[str, Any], row: dict[str,
     lines = ["- Measured on images like the training images only. Try it on yours before use."]
     images = run.derived.get("val_images")
     if isinstance(images, int) and images < FEW_IMAGES:
-        lines.append(f"- Only {images} validation images: the metrics are uncertain.")
+        samples = "crops" if _is_volume(config) else "images"
+        lines.append(f"- Only {images} validation {samples}: the metrics are uncertain.")
     values = row.get("val_class_iou")
     if isinstance(values, list) and len(values) == len(description["classes"]):
         weak = [

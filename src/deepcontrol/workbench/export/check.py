@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..data import VOID, Batches, prepare
 from ..data.folder import FolderSource
 from ..metrics import ConfusionMatrix
-from ..sizes import Size
+from ..sizes import Size, format_size
 from ..train.build import open_split
 from ..train.config import Train
 from ..train.evaluate import forward_in_windows, split_windows
@@ -66,10 +66,10 @@ def check(run: Runner, model: nn.Module, sizes: Sizes) -> Comparison:
             if found <= TOLERANCE:
                 break
         else:
-            n, _, height, width = shape
             raise MismatchError(
-                f"the exported network differs from torch by {min(seen):.1e} on {n} images of "
-                f"{height}x{width}, expected at most {TOLERANCE:.0e}: no file was written"
+                f"the exported network differs from torch by {min(seen):.1e} on {shape[0]} images "
+                f"of {format_size(shape[2:])}, expected at most {TOLERANCE:.0e}: no file was "
+                "written"
             )
         differences.append(seen[-1])
         rejected += seen[:-1]

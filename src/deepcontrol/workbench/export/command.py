@@ -20,6 +20,7 @@ from ..data.batches import PIXEL_MEAN, PIXEL_STD
 from ..folders.output import check_writable, move_file, write_atomic
 from ..models import is_agc
 from ..predict import Network, load_network
+from ..predict.volumes import VolumeFormat
 from ..sizes import Size
 from ..train.checkpoint import load_of_run
 from ..train.config import Train
@@ -73,8 +74,8 @@ class Export:
 
     Batch size, height and width are dynamic. The height and width must be at least 64 for segnet,
     multiples of 16 from 32 on for unet, and multiples of 128 from 256 on for classnet. Classifiers
-    and networks of other libraries take images of the training size. executorch supports one image
-    of one size.
+    and networks of other libraries take images of the training size, and unet3d volumes of the
+    size of its crops. executorch supports one image of one size.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -111,13 +112,14 @@ def run_export(command: Export, console: Console) -> int:
         ValueError: The options contradict each other, or the file fails the check. No file is left.
     """
     target = TARGETS[command.to]
-    config, _ = load_config(command.run)
+    config, derived = load_config(command.run)
     _check_options(command, config)
+    volumes = VolumeFormat.of_run(command.run, derived)
     if target.extra is not None:
         require(f"--to {command.to}", target.extra)
     network = load_network(command.run, command.checkpoint, torch.device("cpu"), command.model)
-    fixed = (command.size or config.image_size) if target.fixed_size else None
-    sizes = sizes_of(network.model, fixed, config.image_size)
+    fixed = (command.size or config.sample_size) if target.fixed_size else None
+    sizes = sizes_of(network.model, fixed, config.sample_size)
     height, width = config.image_size
     if command.int8 and not sizes.accept((height, width)):
         raise ValueError(
@@ -138,7 +140,7 @@ def run_export(command: Export, console: Console) -> int:
                 command, network, sizes, output_names(config.model), images, file, progress
             )
         move_file(file, out, inside)
-    description = describe(out.name, command.to, config, network, sizes, comparison) | {
+    description = describe(out.name, command.to, config, volumes, network, sizes, comparison) | {
         "checkpoint": command.checkpoint,
         "folded": is_agc(network.norm) and (command.fold or command.fixed_means),
         "fixed_means": command.fixed_means,
@@ -169,16 +171,15 @@ def _progress(console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def _check_options(command: Export, config: Train) -> None:
-    if len(config.sample_size) == 3:
+    is_volume = len(config.sample_size) == 3
+    if (is_volume or config.task == "classification") and (command.int8 or command.fixed_means):
+        other = "labels volumes" if is_volume else "classifies images"
         raise ValueError(
-            f"export is for images, and {command.run} was trained on volumes: load the weights of "
-            "best/model.safetensors into UNet3d, and export it with torch.export or torch.onnx"
-        )
-    if config.task == "classification" and (command.int8 or command.fixed_means):
-        raise ValueError(
-            "--int8 and --fixed-means are for segmentation, and this run classifies images: omit "
+            f"--int8 and --fixed-means are for segmentation of images, and this run {other}: omit "
             "them"
         )
+    if is_volume and command.size is not None:
+        raise ValueError("--size is for images: volumes are exported with the size of the crops")
     if command.int8 and command.to != "onnx":
         raise ValueError(f"--int8 needs --to onnx, got --to {command.to}")
     if command.size is not None and not TARGETS[command.to].fixed_size:
@@ -247,17 +248,18 @@ def describe(
     file: str,
     target: TargetName,
     config: Train,
+    volumes: VolumeFormat,
     network: Network,
     sizes: Sizes,
     comparison: Comparison,
 ) -> dict[str, Any]:
     """Describe inputs, outputs, classes and check results of an exported file."""
-    batch, height, width = AXES.values() if sizes.fixed is None else (1, *sizes.fixed)
+    batch, *sides = AXES.values() if sizes.fixed is None else (1, *sizes.fixed)
     if sizes.any_batch:
         batch = AXES[0]
     channels = {"classes": len(network.classes), "contour": 1}
     is_segmentation = config.task == "segmentation"
-    sides = [height, width] if is_segmentation else []
+    element = "image" if not is_segmentation else "voxel" if len(sides) == 3 else "pixel"
     return {
         "file": file,
         "target": target,
@@ -267,21 +269,19 @@ def describe(
         "input": {
             "name": INPUT,
             "dtype": "float32",
-            "shape": [batch, sizes.channels, height, width],
-            "channels": {1: "gray", 3: "RGB"}.get(sizes.channels, "in the order of the images"),
+            "shape": [batch, sizes.channels, *sides],
+            "channels": _channels(config, sizes.channels),
             "smallest_side": sizes.smallest if sizes.fixed is None else None,
             "sides_are_multiples_of": sizes.step,
-            "resizing": _resizing(config),
-            "normalization": "(pixel - mean) / std, for pixels of 0 to 255",
-            "mean": [PIXEL_MEAN] * sizes.channels,
-            "std": [PIXEL_STD] * sizes.channels,
+            "resizing": _resizing(config, volumes),
+            **_normalization(config, volumes, sizes.channels),
         },
         "outputs": [
             {
                 "name": name,
                 "dtype": "float32",
-                "shape": [batch, channels[name], *sides],
-                "meaning": _MEANING[name].format("pixel" if is_segmentation else "image"),
+                "shape": [batch, channels[name], *(sides if is_segmentation else [])],
+                "meaning": _MEANING[name].format(element),
             }
             for name in output_names(config.model)
         ],
@@ -297,8 +297,34 @@ def describe(
     }
 
 
-def _resizing(config: Train) -> str | None:
+def _channels(config: Train, channels: int) -> str:
+    if len(config.sample_size) == 3:
+        return "in the order of dataset.json; axes D, H, W are Z, Y, X of NIfTI"
+    return {1: "gray", 3: "RGB"}.get(channels, "in the order of the images")
+
+
+def _normalization(config: Train, volumes: VolumeFormat, channels: int) -> dict[str, Any]:
+    """Return how input values follow from those of the files, with the constants."""
+    if len(config.sample_size) == 2:
+        return {
+            "normalization": "(pixel - mean) / std, for pixels of 0 to 255",
+            "mean": [PIXEL_MEAN] * channels,
+            "std": [PIXEL_STD] * channels,
+        }
+    return {
+        "normalization": "(value - mean) / std, with mean and std of the channel in the whole "
+        "volume; channels with intensities: clipped to low and high, then with their mean and std",
+        "intensities": {
+            str(channel): values._asdict() for channel, values in volumes.intensities.items()
+        },
+    }
+
+
+def _resizing(config: Train, volumes: VolumeFormat) -> str | None:
     """Return how images were resized in training; None if they keep their resolution."""
+    if volumes.voxel_size is not None:
+        sides = " x ".join(f"{side:g}" for side in volumes.voxel_size)
+        return f"to voxels of {sides} mm (D, H, W)"
     height, width = config.image_size
     if config.task == "classification":
         return f"to cover {height}x{width}, cropped at the center"

@@ -20,11 +20,10 @@ from torch.export import Dim, ExportedProgram
 
 from ..folders.output import write_atomic
 from ..models import ClassNet
-from ..sizes import Size
 
 INPUT = "images"
 AXES = {0: "batch", 2: "height", 3: "width"}  # dynamic axes
-Shape = tuple[int, int, int, int]  # (N, C, H, W)
+Shape = tuple[int, ...]  # (N, C, H, W), or (N, C, D, H, W) for volumes
 Runner = Callable[[Tensor], tuple[Tensor, ...]]  # images (N, C, H, W) to outputs
 
 
@@ -38,7 +37,7 @@ class Sizes:
 
     smallest: int  # smallest height and width, in pixels
     step: int  # height and width are multiples of it
-    fixed: Size | None = None  # the only size, with batch size 1; None for dynamic sizes
+    fixed: tuple[int, ...] | None = None  # the only size, with batch size 1; None: dynamic sizes
     channels: int = 3
     any_batch: bool = False  # the batch size is dynamic, also with a fixed image size
 
@@ -62,7 +61,7 @@ class Sizes:
         larger = side + (step if step > 1 else 13)
         return [(1, channels, side, side), (3, channels, larger, side + step)]
 
-    def accept(self, size: Size) -> bool:
+    def accept(self, size: Sequence[int]) -> bool:
         """Return whether the exported network accepts images of this size."""
         return all(side >= self.smallest and side % self.step == 0 for side in size)
 
@@ -87,12 +86,16 @@ class Sizes:
         return {0: AXES[0]} if self.any_batch else {}
 
 
-def sizes_of(model: nn.Module, fixed: Size | None = None, trained: Size | None = None) -> Sizes:
+def sizes_of(
+    model: nn.Module,
+    fixed: tuple[int, ...] | None = None,
+    trained: tuple[int, ...] | None = None,
+) -> Sizes:
     """Return the sizes that a network can be exported for.
 
     ClassNet and UNet accept only multiples of their stride, because their padding is constant in
-    the graph. Classifiers and networks of other libraries get the training size, in batches of any
-    size.
+    the graph. Classifiers, networks of other libraries and networks for volumes get the training
+    size, in batches of any size.
 
     Args:
         model: The network.

@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..data.batches import normalized
-from ..data.decoded import cover_and_crop
+from ..data.files import cover_and_crop
 from ..folders.output import write_atomic
 from ..terminal import printable
 from ..train.build import build_model

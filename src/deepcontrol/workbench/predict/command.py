@@ -26,8 +26,7 @@ from ..train.distributed import choose_device
 from ..train.faults import check_weights, is_device_failure, is_out_of_memory
 from ..train.snapshot import load_weights
 from .classes import classify, load_classifier
-from .fitted import PixelFormat, label_resized
-from .images import ImageFile, Job, find_jobs, write_legend, write_outputs
+from .images import ImageFile, Job, PixelFormat, find_jobs, write_legend, write_outputs
 from .tiling import (
     Tile,
     bytes_per_pixel,
@@ -35,6 +34,7 @@ from .tiling import (
     cut_tiles,
     free_memory,
     label_blended,
+    label_resized,
     label_tiled,
     round_up,
     window_grid,
@@ -68,6 +68,9 @@ class Predict:
 
     A network with agc or one of these other norms that was trained on crops uses overlapping
     windows of the crop size, and their probabilities are blended. --tile selects tiles instead.
+
+    Volumes (NIfTI) always use overlapping windows. NAME.nii.gz has the labels, with the voxels and
+    the affine of the input.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -86,8 +89,8 @@ class Predict:
     ] = None
     """Tile size without overlap. A tile larger than the image labels it whole."""
     probabilities: bool = False
-    """Also write NAME-probabilities.tif: a 32-bit band per class, in the order of the ids. For
-    classification, predictions.csv always has them."""
+    """Also write NAME-probabilities.tif: a 32-bit band per class, in the order of the ids. Volumes
+    get NAME-probabilities.nii.gz. For classification, predictions.csv always has them."""
     checkpoint: Literal["best", "last"] = "best"
     """Checkpoint to load."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -192,7 +195,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
         if command.tile is not None:
             raise ValueError("--tile is for images: volumes are read in windows of --size")
         volumes = load_volume_network(command.run, command.checkpoint, device, command.model)
-        return predict_volumes(volumes, command.images, out, console, errors)
+        return predict_volumes(volumes, command.images, out, console, errors, command.probabilities)
     if config.task == "classification":
         if command.tile is not None:
             raise ValueError("--tile is for segmentation: this run classifies whole images")

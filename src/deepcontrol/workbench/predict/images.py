@@ -1,24 +1,30 @@
-"""Find the images to predict, read them in regions, and write labels and overlays."""
+"""Find the images to predict, read them in regions, and write labels, overlays and GeoTIFFs.
+
+Labels and probabilities of a GeoTIFF keep its georeference.
+"""
 
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
+import tifffile
 from numpy.typing import NDArray
 from PIL import Image
 
 from ..data import DataError, Size
+from ..data.classfile import Range
 from ..data.files import check_eight_bit, open_image
 from ..data.inspect import colored
+from ..data.pixels import TIFF_SUFFIXES, decode, to_eight_bit
 from ..data.sample import Palette
+from ..data.survey import as_rgb
 from ..folders.output import replacing
 from ..imagefile import ImageError, open_header
 from ..legend import draw_legend
-from .geotiff import geo_tags, write_bands_tiff, write_labels_tiff
 from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -26,6 +32,13 @@ OVERLAY_ALPHA = 0.5  # weight of the class color in an overlay
 BYTES_PER_PIXEL = 8  # memory for an image, its labels and its overlay
 LEGEND, LEGEND_WIDTH = "legend.png", 480
 _BAND = 512  # rows of an overlay that are blended at a time
+# Model pixel scale, tie points and transformation; directory, numbers and texts of the geo keys.
+# GDAL's tags 42112 (metadata) and 42113 (no data) are about the image's values, not about classes:
+# a no-data value of 0 would hide the first class.
+GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
+ORIENTATION = 274
+
+Tag = tuple[int, int, int, Any, bool]  # code, type, count, value, only in the first page
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,46 @@ class ImageFile:
         return self.read(rows, columns)
 
 
+class PixelFormat(NamedTuple):
+    """How to turn the pixels of a file into the input of a network."""
+
+    channels: int
+    value_range: Range | None = None  # of images with more than 8 bits
+
+    @classmethod
+    def of_run(cls, channels: int, derived: dict[str, Any]) -> "PixelFormat":
+        """Return the format of a run, from the derived values in its config.json."""
+        found = derived.get("value_range")
+        if found is None:
+            return cls(channels)
+        if not isinstance(found, list) or len(found) != 2:
+            raise ValueError(f"config.json: value_range must be two numbers, got {found!r}")
+        return cls(channels, (float(found[0]), float(found[1])))
+
+    def open(self, path: Path) -> "DecodedImage":
+        """Decode an image; raise DataError if its channels do not match."""
+        return DecodedImage(to_eight_bit(path, decode(path), self.channels, self.value_range))
+
+
+class DecodedImage:
+    """An image in memory, (H, W, C) of 8 bits, that is read in regions."""
+
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        self.array = array
+
+    @property
+    def size(self) -> Size:
+        return self.array.shape[0], self.array.shape[1]
+
+    def read(self, rows: Span, columns: Span) -> NDArray[np.uint8]:
+        """Read a region (H, W, C)."""
+        return self.array[rows[0] : rows[1], columns[0] : columns[1]]
+
+    def read_rgb(self, rows: Span, columns: Span) -> NDArray[np.uint8]:
+        """Read a region for a picture (H, W, 3)."""
+        return as_rgb(self.read(rows, columns))
+
+
 @contextlib.contextmanager
 def _no_pixel_limit() -> Iterator[None]:
     """Disable Pillow's limit on the number of pixels. The free memory is the limit here."""
@@ -236,3 +289,47 @@ def write_legend(out: Path, classes: Sequence[str], palette: Palette) -> Path:
     with replacing(out / LEGEND, inside=out) as file:
         Image.fromarray(draw_legend(entries, LEGEND_WIDTH)).save(file, "PNG")
     return out / LEGEND
+
+
+# GeoTIFF
+
+
+def geo_tags(path: Path) -> list[Tag]:
+    """Return the tags with the georeference of a TIFF file; an empty list if it has none."""
+    if path.suffix.lower() not in TIFF_SUFFIXES:
+        return []
+    try:
+        with tifffile.TiffFile(path) as file:
+            tags = file.pages[0].tags  # type: ignore[union-attr]
+            turned = tags.get(ORIENTATION) is not None and tags[ORIENTATION].value != 1
+            found = [tags[code] for code in GEO_TAGS if code in tags]
+            if turned:  # the labels are upright, and the tags are about the rows of the file
+                return []
+            return [(tag.code, int(tag.dtype), tag.count, tag.value, True) for tag in found]
+    except Exception:  # of a damaged file; the image was read by another decoder
+        return []
+
+
+def write_labels_tiff(
+    file: BinaryIO, ids: NDArray[np.uint8], palette: Palette, tags: list[Tag]
+) -> None:
+    """Write class ids (H, W) with the colors of the classes as the color map."""
+    colors = np.zeros((3, 256), np.uint16)
+    colors[:, : len(palette)] = 257 * np.array(palette, np.uint16).T  # 8 to 16 bits
+    tifffile.imwrite(
+        _named(file), ids, photometric="palette", colormap=colors, compression="zlib",
+        extratags=tags, metadata=None,
+    )  # fmt: skip
+
+
+def write_bands_tiff(file: BinaryIO, bands: NDArray[np.float32], tags: list[Tag]) -> None:
+    """Write one band per class, (classes, H, W)."""
+    tifffile.imwrite(
+        _named(file), bands, photometric="minisblack", planarconfig="separate", compression="zlib",
+        extratags=tags, metadata=None,
+    )  # fmt: skip
+
+
+def _named(file: BinaryIO) -> tifffile.FileHandle:
+    """Return a handle with a name. tifffile asks for one, which files of a descriptor lack."""
+    return tifffile.FileHandle(file, name="labels.tif")

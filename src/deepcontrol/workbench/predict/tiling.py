@@ -1,4 +1,4 @@
-"""Label an image with a network: whole, in tiles with shared means, or in blended windows.
+"""Label an image with a network: whole, in tiles with shared means, in blended windows, resized.
 
 A tile has a core, and cores do not overlap. The network sees a window: the core with a halo around
 it. The halo is as wide as the receptive field, so that the border of the window does not affect the
@@ -6,7 +6,8 @@ core. Cores and windows start at multiples of the total stride of the network, s
 aligned as in the whole image. All tiles share the mean of the whole image in each AGC layer.
 
 A network that was trained on crops of its images should see windows of the crop size instead, each
-with its own statistics. Such windows overlap by half, and their probabilities are blended.
+with its own statistics. Such windows overlap by half, and their probabilities are blended. A
+network that was trained on resized images sees them resized, and its logits are interpolated.
 """
 
 import copy
@@ -23,18 +24,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...nn import SharedMeans
 from ..data import Size
 from ..data.batches import normalized
-from ..data.tiles import window_starts
+from ..data.folder import fit_image, fitting
+from ..data.sample import window_starts
 
 # Share of the free memory for the feature maps of an image or a tile. Their size is computed; the
 # workspaces of convolutions are not, and use the rest.
 MEMORY_FRACTION = 0.5
 NOT_FINITE = "the network's outputs for this image are not finite"
+_BAND_VALUES = 2**25  # logits that are interpolated at a time: 128 MiB
 PROBE_STRIDES = 4  # side of the image for the memory estimate, in total strides
 
 Span = tuple[int, int]  # start and stop, in pixels
@@ -194,6 +198,54 @@ def label_blended(
         if following < height:
             band[:, : own[0] - ready] = band[:, ready:].clone()
             band[:, own[0] - ready :] = 0
+    return ids
+
+
+@torch.inference_mode()
+def label_resized(
+    model: nn.Module,
+    image: RegionReader,
+    size: Size,
+    probabilities: NDArray[np.float32] | None = None,
+) -> NDArray[np.uint8]:
+    """Return the class of each pixel (H, W) of an image that the network sees at `size`.
+
+    The image is resized to fit into `size` and padded, as in training. The logits are interpolated
+    back to its own size. `probabilities` (classes, H, W) is filled if it is given.
+    """
+    height, width = image.size
+    pixels = fit_image(image.read((0, height), (0, width)), size)
+    device = next(model.parameters()).device
+    outputs = model(normalized(torch.from_numpy(pixels).to(device).unsqueeze(0)))
+    logits: Tensor = getattr(outputs, "classes", outputs)  # ClassNet also returns contours
+    own = fitting(image.size, size)
+    return enlarge_labels(logits[:, :, : own[0], : own[1]].float(), image.size, probabilities)
+
+
+def enlarge_labels(
+    logits: Tensor, size: Size, probabilities: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
+    """Return the classes (H, W) of logits (1, classes, h, w), interpolated to `size`.
+
+    The interpolation is bilinear. It runs in bands of rows, because the logits of a large image
+    with many classes need gigabytes.
+    """
+    height, width = size
+    ids = np.empty(size, np.uint8)
+    rows_at_once = max(1, _BAND_VALUES // (logits.shape[1] * width))
+    x = (torch.arange(width, device=logits.device) + 0.5) / width * 2 - 1
+    for top in range(0, height, rows_at_once):
+        bottom = min(height, top + rows_at_once)
+        y = (torch.arange(top, bottom, device=logits.device) + 0.5) / height * 2 - 1
+        grid = torch.stack(
+            [x.expand(bottom - top, width), y.unsqueeze(1).expand(bottom - top, width)], -1
+        )
+        band = functional.grid_sample(
+            logits, grid.unsqueeze(0), padding_mode="border", align_corners=False
+        )
+        ids[top:bottom] = band.argmax(1)[0].to(torch.uint8).cpu().numpy()
+        if probabilities is not None:
+            probabilities[:, top:bottom] = band[0].softmax(0).cpu().numpy()
     return ids
 
 

@@ -2,11 +2,12 @@
 
 import gzip
 import itertools
+import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -16,27 +17,54 @@ from rich.markup import escape
 from rich.progress import Progress
 from torch import nn
 
-from ..data.tiles import windows
-from ..data.volumes import Intensities, Statistics, moments, nibabel, normalize, read_nifti
+from ..data.nifti import Shape, Spacing, nibabel, read_nifti, resample, shape_at
+from ..data.sample import window_starts
+from ..data.volumes import ENDINGS, Intensities, Statistics, moments, normalize
 from ..folders.output import replacing
+from ..folders.runfolder import CONFIG
+from ..sizes import format_size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config_file import check_code, load_config
 from ..train.evaluate import evaluating
 from ..train.faults import check_weights
 from ..train.snapshot import load_weights
+from .tiling import NOT_FINITE, free_memory
 
-ENDINGS = (".nii.gz", ".nii")
-Shape = tuple[int, ...]  # depth, height, width
+
+class VolumeFormat(NamedTuple):
+    """How the values of a run's volumes become inputs."""
+
+    intensities: dict[int, Intensities]  # of CT channels
+    voxel_size: Spacing | None  # of the inputs; None if volumes keep their resolution
+
+    @classmethod
+    def of_run(cls, run: Path, derived: Mapping[str, Any]) -> Self:
+        """Read the derived values of config.json; raise ValueError if they are invalid."""
+        try:
+            intensities = {
+                int(channel): Intensities(*map(float, values))
+                for channel, values in derived.get("intensities", {}).items()
+            }
+            voxel_size = derived.get("voxel_size")
+            if voxel_size is None:
+                return cls(intensities, None)
+            sides = tuple(float(side) for side in voxel_size)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"{run / CONFIG}: invalid format of volumes: {error}") from error
+        if len(sides) != 3 or not all(0 < side < math.inf for side in sides):
+            raise ValueError(f"{run / CONFIG}: voxel_size {sides}, expected 3 positive lengths")
+        return cls(intensities, sides)
 
 
 class VolumeNetwork(NamedTuple):
     """A trained network with the form of its inputs."""
 
     model: nn.Module
+    classes: tuple[str, ...]
     channels: int
     crop: Shape
-    intensities: dict[int, Intensities]  # of CT channels
+    format: VolumeFormat
 
 
 class Job(NamedTuple):
@@ -44,6 +72,12 @@ class Job(NamedTuple):
 
     images: tuple[Path, ...]
     labels: Path
+
+    @property
+    def probabilities(self) -> Path:
+        return self.labels.with_name(
+            self.labels.name.replace(ENDINGS[0], f"-probabilities{ENDINGS[0]}")
+        )
 
 
 def load_volume_network(
@@ -56,18 +90,19 @@ def load_volume_network(
     """
     config, derived = load_config(run)
     config = check_code(config, run, model_name)
-    model = build_model(config, len(derived["classes"]))
+    try:
+        classes = tuple(str(name) for name in derived["classes"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / CONFIG}: invalid classes: {error}") from error
+    model = build_model(config, len(classes))
     load_weights(model, load_of_run(run, checkpoint).model)
     check_weights(model, run / checkpoint)
-    try:
-        intensities = {
-            int(channel): Intensities(*map(float, values))
-            for channel, values in derived.get("intensities", {}).items()
-        }
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"{run / 'config.json'}: invalid intensities: {error}") from error
     return VolumeNetwork(
-        model.eval().to(device), config.in_channels, config.sample_size, intensities
+        model.eval().to(device),
+        classes,
+        config.in_channels,
+        config.sample_size,
+        VolumeFormat.of_run(run, derived),
     )
 
 
@@ -111,47 +146,104 @@ def find_jobs(paths: Sequence[Path], channels: int, out: Path) -> list[Job]:
     return jobs
 
 
-def label_volume(
+def class_probabilities(
     network: VolumeNetwork,
     image: NDArray[np.float32],
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> NDArray[np.uint8]:
-    """Return the most likely class of each voxel, (D, H, W).
+) -> NDArray[np.float32]:
+    """Return the probability of each class, (classes, D, H, W).
 
-    The volume is read in windows of the training size, as in the evaluation: each voxel comes from
-    the window with the nearest center.
+    The volume is read in windows of the training size that overlap by half, as in nnU-Net. The
+    probabilities of a voxel are averaged over its windows, with Gaussian weights around their
+    centers.
 
     Args:
         network: The network.
-        image: Values of the files, (C, D, H, W).
+        image: Values of the files at the voxel size of the network, (C, D, H, W).
         progress: Called with the windows done and their number.
+
+    Raises:
+        ValueError: A logit is not finite, or memory is short.
     """
     mean, std = moments(image)
     statistics = Statistics(mean, std, np.empty((0, 3), np.int64))
     device = next(network.model.parameters()).device
-    labels = np.zeros(image.shape[1:], np.uint8)
-    sides = zip(image.shape[1:], network.crop, strict=True)
-    tiles = list(itertools.product(*(windows(*side) for side in sides)))
+    shape = image.shape[1:]
+    check_memory(len(network.classes), shape)
+    total = np.zeros((len(network.classes), *shape), np.float32)
+    weights = np.zeros(shape, np.float32)
+    weight = gaussian_weights(network.crop)
+    sides = zip(shape, network.crop, strict=True)
+    tiles = list(itertools.product(*(window_starts(a, b, max(1, b // 2)) for a, b in sides)))
     with evaluating(network.model, device, None):
-        for done, tile in enumerate(tiles, 1):
-            starts, predicted = zip(*tile, strict=True)
+        for done, starts in enumerate(tiles, 1):
             inside = tuple(slice(a, a + b) for a, b in zip(starts, network.crop, strict=True))
-            crop = normalize(image[:, *inside], statistics, network.intensities)
-            missing = [(0, a - b) for a, b in zip(network.crop, crop.shape[1:], strict=True)]
+            crop = normalize(image[:, *inside], statistics, network.format.intensities)
+            own = crop.shape[1:]  # a volume may be smaller than the window
+            missing = [(0, a - b) for a, b in zip(network.crop, own, strict=True)]
             inputs = torch.from_numpy(np.pad(crop, [(0, 0), *missing]))[None].to(device)
-            found = network.model(inputs).argmax(1)[0].to(torch.uint8).cpu().numpy()
-            own = tuple(
-                slice(p.start - a, p.stop - a) for p, a in zip(predicted, starts, strict=True)
-            )
-            labels[predicted] = found[own]
+            found = network.model(inputs)[0].float().softmax(0).cpu().numpy()
+            if not np.isfinite(found).all():
+                raise ValueError(NOT_FINITE)
+            valid = tuple(slice(side) for side in own)
+            total[:, *inside] += weight[valid] * found[:, *valid]
+            weights[inside] += weight[valid]
             progress(done, len(tiles))
-    return labels
+    total /= weights
+    return total
+
+
+def gaussian_weights(size: Shape) -> NDArray[np.float32]:
+    """Return the weights of a window: a Gaussian with a deviation of an eighth of each side.
+
+    No weight is below 1e-3 of the largest, so that every voxel of a volume has one.
+
+    >>> gaussian_weights((1, 1, 8))[0, 0].round(3)
+    array([0.002, 0.044, 0.325, 0.882, 0.882, 0.325, 0.044, 0.002], dtype=float32)
+    """
+    sides = (np.arange(n) - (n - 1) / 2 for n in size)
+    along = [np.exp(-0.5 * (side * 8 / n) ** 2) for side, n in zip(sides, size, strict=True)]
+    weights = along[0][:, None, None] * along[1][:, None] * along[2]
+    return np.maximum(weights, 1e-3 * weights.max()).astype(np.float32)
+
+
+def check_memory(classes: int, shape: Shape) -> None:
+    """Raise ValueError if the probabilities need more than half of the free memory."""
+    needed, free = 4 * classes * math.prod(shape), free_memory(torch.device("cpu"))
+    if needed > free / 2:
+        raise ValueError(
+            f"the probabilities of {classes} classes in {format_size(shape)} voxels need "
+            f"{needed / 2**30:.1f} GiB, more than half of the free {free / 2**30:.1f} GiB: crop "
+            "the volume"
+        )
+
+
+def case_probabilities(
+    network: VolumeNetwork,
+    job: Job,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> NDArray[np.float32]:
+    """Return the probabilities (classes, D, H, W) at the resolution of a case's files."""
+    image = read_channels(job.images)
+    shape = image.shape[1:]
+    if network.format.voxel_size is None:
+        return class_probabilities(network, image, progress)
+    check_memory(len(network.classes), shape)
+    resampled = resample(image, shape_at(job.images[0], network.format.voxel_size))
+    return resample(class_probabilities(network, resampled, progress), shape)
 
 
 def predict_volumes(
-    network: VolumeNetwork, paths: Sequence[Path], out: Path, console: Console, errors: Console
+    network: VolumeNetwork,
+    paths: Sequence[Path],
+    out: Path,
+    console: Console,
+    errors: Console,
+    with_probabilities: bool = False,
 ) -> int:
     """Label volumes and write them as NIfTI with the affine of their input.
+
+    With probabilities, NAME-probabilities.nii.gz has one volume per class.
 
     Returns:
         The exit code: 1 if any volume failed.
@@ -167,16 +259,19 @@ def predict_volumes(
             progress.reset(bar, description=escape(job.images[0].name), total=None)
             started = time.perf_counter()
             try:
-                image = read_channels(job.images)
-                labels = label_volume(network, image, advance)
-                write_labels(job, labels)
+                found = case_probabilities(network, job, advance)
+                write_nifti(job, job.labels, found.argmax(0).astype(np.uint8))
+                written = str(job.labels)
+                if with_probabilities:
+                    write_nifti(job, job.probabilities, found)
+                    written += f", {job.probabilities.name}"
             except Exception as error:  # whatever one volume raises, the others go on
                 failed += 1
                 errors.print(
                     f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
                 )
                 continue
-            line = f"{job.images[0]}: {job.labels} ({time.perf_counter() - started:.1f} s)"
+            line = f"{job.images[0]}: {written} ({time.perf_counter() - started:.1f} s)"
             progress.console.print(escape(line), highlight=False, soft_wrap=True)
     if failed:
         console.print(f"{failed} of {len(jobs)} volumes failed.", style="bold")
@@ -194,11 +289,12 @@ def read_channels(paths: Sequence[Path]) -> NDArray[np.float32]:
     return np.stack(channels)
 
 
-def write_labels(job: Job, labels: NDArray[np.uint8]) -> None:
-    """Write labels as NIfTI, in the space of the first channel."""
+def write_nifti(job: Job, path: Path, volume: NDArray) -> None:
+    """Write (D, H, W) or (classes, D, H, W) as NIfTI, in the space of the first channel."""
     package = nibabel()
     source: Any = package.load(job.images[0])
-    image = package.Nifti1Image(labels.transpose(2, 1, 0), source.affine)
-    image.header.set_zooms(source.header.get_zooms()[:3])
-    with replacing(job.labels, inside=job.labels.parent) as file:
+    image = package.Nifti1Image(volume.T, source.affine)  # (X, Y, Z), then classes
+    sides = source.header.get_zooms()[:3]
+    image.header.set_zooms((*sides, 1.0) if volume.ndim == 4 else sides)
+    with replacing(path, inside=path.parent) as file:
         file.write(gzip.compress(image.to_bytes(), mtime=0))

@@ -262,8 +262,15 @@ def open_samples(config: Train, split: str, limit: int | None) -> Source | Datas
     """Open one split of the run's dataset, of images or volumes."""
     if config.data == "nnunet":
         flip = config.augmentation == "flip"
-        root = data_root(config)
-        return open_nnunet(root, split, config.sample_size, config.val_fraction, limit, flip)
+        return open_nnunet(
+            data_root(config),
+            split,
+            config.sample_size,
+            config.val_fraction,
+            limit,
+            flip,
+            config.resample,
+        )
     return open_split(config, split, limit)
 
 

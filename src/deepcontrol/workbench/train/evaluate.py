@@ -20,7 +20,7 @@ from ...nn.conv import padded
 from ...ops import center_bias_act, gain_conv
 from ...ops.background import subtract_background
 from ..data import Batch, BatchStream
-from ..data.tiles import Windows, windows
+from ..data.sample import Windows, windows
 from ..metrics import ConfusionMatrix, sum_over_processes_
 from ..models.norms import FilterResponseNorm2d
 from ..sizes import Size

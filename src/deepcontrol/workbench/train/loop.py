@@ -130,9 +130,7 @@ def notes_at_start(run: TrainingRun) -> list[str]:
         notes.append(crowded_note(threads, os.getloadavg()[0], cores))
     config, cache = run.config, run.val.dataset
     if config.data in ("folder", "coco", "nnunet", "imagefolder") and config.val_limit is None:
-        advice = "put images into a folder val/ of your own"
-        if config.data != "imagefolder":
-            advice = "set a larger --val-fraction, or make a split val/ of your own"
+        advice = "set a larger --val-fraction, or make a split val/ of your own"
         counts = cache.histogram.tolist()
         notes.append(validation_note(counts, len(cache), cache.classes, advice))
     return [note for note in notes if note]

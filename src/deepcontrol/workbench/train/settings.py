@@ -46,6 +46,7 @@ ADDED_LATER = {
     "channels": None,
     "fit": "resize",
     "val_fraction": 0.2,
+    "resample": False,
     "pretrained": False,
     "optimizer": "sgd",
     "loss": "ce",
@@ -67,7 +68,8 @@ ADDED_LATER = {
 FOLDER_OPTIONS = {
     "channels": ("folder", "coco", "nnunet", *DATASET_NAMES),
     "fit": ("folder", "coco"),
-    "val_fraction": ("folder", "coco", "nnunet"),
+    "val_fraction": ("folder", "coco", "nnunet", "imagefolder"),
+    "resample": ("nnunet",),
 }
 
 
@@ -111,8 +113,12 @@ class Settings:
     """Channels of the images of --data folder or coco. None: 3; gray images are repeated, opacity
     is dropped. Volumes have those of dataset.json."""
     val_fraction: float = 0.2
-    """Fraction of the images for validation: for --data folder and coco without val/, and for the
-    cases of nnunet. A hash of the file name decides, so that new images do not change the split."""
+    """Fraction of the images for validation: of --data folder, coco and imagefolder without val/,
+    and of the cases of nnunet. A hash of the file name decides, so that new images do not change
+    the split."""
+    resample: bool = False
+    """Resample the volumes of --data nnunet to the median voxel size of the training cases.
+    `deepcontrol predict` writes labels at the resolution of its input."""
     width: float = 1.0
     """Multiplier for the number of filters in every layer."""
     batch_size: int = 4

@@ -317,7 +317,7 @@ def changed_threads(run: Path, device: torch.device) -> str:
 
     Sums are split over the threads, so that their last bits depend on the number.
     """
-    before = re.search(r", (\d+) threads, ", str(runfolder.read_config(run).get("machine")))
+    before = re.search(r", (\d+) threads?, ", str(runfolder.read_config(run).get("machine")))
     now = torch.get_num_threads()
     if device.type != "cpu" or before is None or int(before[1]) == now:
         return ""
@@ -368,7 +368,9 @@ def derived_values(
 def derived_from_source(source: Source | DatasetSplit) -> dict[str, Any]:
     """Return the values that `deepcontrol predict` needs to read images as the source does."""
     if isinstance(source, VolumeSplit):
-        return {"intensities": {str(k): list(v) for k, v in source.dataset.intensities.items()}}
+        data = source.dataset
+        spacing = {} if data.spacing is None else {"voxel_size": list(data.spacing)}
+        return {"intensities": {str(k): list(v) for k, v in data.intensities.items()}, **spacing}
     if not isinstance(source, FolderSource) or source.class_file.value_range is None:
         return {}
     return {"value_range": list(source.class_file.value_range)}

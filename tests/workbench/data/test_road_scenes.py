@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from deepcontrol.workbench.data import NAMES, VOID, DataError, open_source
-from deepcontrol.workbench.data.cityscapes import (
+from deepcontrol.workbench.data.road_scenes import (
     CLASSES,
     CLASSES_14,
     class_of_label_id,

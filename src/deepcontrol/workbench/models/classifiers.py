@@ -1,9 +1,13 @@
-"""ResNets for image classification: ResNet-18 and 50, and those for CIFAR (He et al., 2016)."""
+"""Classifiers: ResNet-18 and 50, CIFAR ResNets with plain versions (He et al., 2016), an MLP."""
+
+import itertools
+import math
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...nn import he_init_
+from ...nn import AGCLinear, he_init_
 from .blocks import Block, Norm, conv_block, projection, scaled, start_gains_, sum_activation
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width and number of blocks
@@ -13,6 +17,7 @@ CIFAR_WIDTHS = (16, 32, 64)
 # Groups of gn, ws+gn and evonorm-s0. With the usual 32, the first two stages would have one channel
 # per group, which is InstanceNorm.
 CIFAR_GROUPS = 8
+MLP_NORMS = ("agc", "bn", "ln", "none")
 
 
 class ResNet50(nn.Module):
@@ -276,3 +281,59 @@ def plain_block(block: Block, in_channels: int, out_channels: int, stride: int) 
     return nn.Sequential(
         block(in_channels, out_channels, 3, stride), block(out_channels, out_channels, 3)
     )
+
+
+class MLP(nn.Module):
+    """Fully connected network: images (N, *) to class logits (N, classes).
+
+    Hidden layers are linear layers with normalization and ReLU, and a linear layer follows. With
+    agc, the mean of a sample is taken over the features of a layer (see AGCLinear), as with ln.
+    Filters have He initialization.
+
+    Args:
+        classes: Number of classes.
+        norm: agc, bn (BatchNorm1d), ln (LayerNorm) or none. bn needs a batch of at least 2 in
+            training.
+        in_features: Pixels of an image times its channels.
+        hidden: Features of the hidden layers.
+
+    >>> import torch
+    >>> MLP()(torch.randn(2, 1, 28, 28)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        classes: int = 10,
+        norm: Norm = "agc",
+        in_features: int = 784,
+        hidden: Sequence[int] = (512, 512, 512),
+    ) -> None:
+        super().__init__()
+        if norm not in MLP_NORMS:
+            raise ValueError(
+                f"norm {norm!r} is not defined for fully connected layers: "
+                f"choose one of {', '.join(MLP_NORMS)}"
+            )
+        widths = [in_features, *hidden]
+        self.in_features = in_features
+        self.layers = nn.Sequential(*(_layer(norm, a, b) for a, b in itertools.pairwise(widths)))
+        self.classify = nn.Linear(widths[-1], classes)
+        he_init_(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() < 2 or math.prod(x.shape[1:]) != self.in_features:
+            raise ValueError(
+                f"expected a batch of images with {self.in_features} values each, "
+                f"got {tuple(x.shape)}"
+            )
+        return self.classify(self.layers(x.flatten(1)))
+
+
+def _layer(norm: Norm, in_features: int, out_features: int) -> nn.Module:
+    if norm == "agc":
+        return AGCLinear(in_features, out_features)
+    layers: list[nn.Module] = [nn.Linear(in_features, out_features, bias=norm == "none")]
+    if norm != "none":
+        layers.append((nn.BatchNorm1d if norm == "bn" else nn.LayerNorm)(out_features))
+    return nn.Sequential(*layers, nn.ReLU(inplace=True))
