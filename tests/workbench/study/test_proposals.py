@@ -20,6 +20,7 @@ from deepcontrol.workbench.study.proposals import (
     PROPOSAL_PANELS,
     RECIPE_CLAIMS,
     RECIPE_PANELS,
+    STANDARDIZED,
     best_bn,
     dropped,
     fast_lambda,
@@ -74,6 +75,11 @@ TRUE: dict[str, Changes] = {
     "recipe-iou": {agc(1): {"iou": 59.5}},
     "recipe-loss": {agc(1): {"loss": 0.45}},
     "recipe-better": {agc(1): {"error": 9.0}},
+    "recipe-ws-error": {STANDARDIZED: {"error": 10.1}},
+    "recipe-ws-iou": {STANDARDIZED: {"iou": 59.5}},
+    "recipe-ws-loss": {STANDARDIZED: {"loss": 0.45}},
+    "recipe-ws-better": {STANDARDIZED: {"error": 9.0}},
+    "recipe-ws": {STANDARDIZED: {"error": 9.0}},
 }
 FALSE: dict[str, Changes] = {
     "noise-gap": {agc(4): {"loss": 0.4}},
@@ -104,6 +110,11 @@ FALSE: dict[str, Changes] = {
     "recipe-iou": {best_bn(4): {"iou": 65.0}},
     "recipe-loss": {best_bn(8): {"loss": 0.3}},
     "recipe-better": {best_bn(4): {"error": 9.0}},
+    "recipe-ws-error": {best_bn(8): {"error": 9.0}},
+    "recipe-ws-iou": {best_bn(4): {"iou": 65.0}},
+    "recipe-ws-loss": {best_bn(8): {"loss": 0.3}},
+    "recipe-ws-better": {best_bn(4): {"error": 9.0}},
+    "recipe-ws": {STANDARDIZED: {"error": 11.0}},
 }
 
 
@@ -182,7 +193,7 @@ def test_momentum_has_the_step_length_of_the_paper() -> None:
         assert with_momentum(momentum).lr / (1 - momentum) == pytest.approx(0.02 / 0.1)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("proposals", 78), ("segmentation-recipe", 9)])
+@pytest.mark.parametrize(("name", "runs"), [("proposals", 78), ("segmentation-recipe", 12)])
 def test_plan_follows_the_claims(name: Any, runs: int, tmp_path: Path) -> None:
     """An interrupted study has the runs of the first claims, and all seeds of these."""
     preset = PRESETS[name]
@@ -202,7 +213,7 @@ def test_recipe_is_that_of_train(tmp_path: Path) -> None:
     for arm in (agc(1), bn(4)):
         mine = preset.config(arm, 0, tmp_path, tmp_path)
         best = Train(
-            out=tmp_path, data="camvid", data_root=tmp_path, recipe="best", epochs=60,
+            out=tmp_path, data="camvid", data_root=tmp_path, recipe="best", epochs=40,
             norm=arm.norm, batch_size=arm.batch, eval_batch_size=16, save_epochs=1000,
             lr=arm.lr, sample_epochs=(1, 60),
         )  # fmt: skip

@@ -234,8 +234,8 @@ PRESETS: dict[Name, Preset] = {
     "segmentation-recipe": replace(
         CAMVID,
         name="segmentation-recipe",
-        epochs=60,
-        **recipe("best", 60)._asdict(),
+        epochs=40,
+        **recipe("best", 40)._asdict(),
         save_epochs=1000,
         claims=tuple(claim.id for claim in RECIPE_CLAIMS),
         close=(),
