@@ -22,6 +22,7 @@ from deepcontrol import (
     calibrate,
     fold,
     to_agc,
+    unit_init_,
 )
 from deepcontrol.nn import AGCConvPool2d, SharedMeans, saved_bytes
 from deepcontrol.ops import reference
@@ -170,6 +171,15 @@ def test_copies_and_pickles(background: object) -> None:
         assert torch.equal(other(x), layer(x))
     name = type(layer.background).__name__
     assert f"background={name}(" in repr(layer)
+
+
+@pytest.mark.parametrize("background", ["median", WindowMean(5)], ids=str)
+def test_unit_init_measures_with_the_background(background: object) -> None:
+    conv = AGCConv2d(3, 8, 3, background=background)  # type: ignore[arg-type]
+    x = torch.rand(2, 3, 20, 20)
+    unit_init_(nn.Sequential(conv, nn.Conv2d(8, 2, 1)), x)
+    conv.activation = "none"
+    assert conv(x).std().item() == pytest.approx(1, abs=1e-3)
 
 
 def test_a_background_may_be_assigned() -> None:

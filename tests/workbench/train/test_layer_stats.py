@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
+from deepcontrol.nn import AGCConvPool2d, Quantile
 from deepcontrol.ops import max_pool2x2
 from deepcontrol.workbench.models import Norm, SegNet, is_agc
 from deepcontrol.workbench.train.distributed import Group
@@ -52,3 +53,11 @@ def test_unpooled_matches_a_pooling_neuron_before_its_pooling() -> None:
         expected, expected_indices = max_pool2x2(unpooled(neuron, x))
     assert torch.equal(pooled, expected)
     assert torch.equal(indices, expected_indices)
+
+
+def test_unpooled_has_the_background_of_its_neuron() -> None:
+    neuron = AGCConvPool2d(3, 8, 3, padding=1, background=Quantile(0.2))
+    torch.nn.init.normal_(neuron.gain)
+    x = torch.randn(2, 3, 10, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(max_pool2x2(unpooled(neuron, x))[0], neuron(x)[0])

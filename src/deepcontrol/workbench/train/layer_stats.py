@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...nn import AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
 from ...nn.conv import padded
 from ...ops import center_bias_act, gain_conv
+from ...ops.background import check_background, subtract_background
 from ..models.norms import FilterResponseNorm2d
 from .distributed import Group, unshard
 
@@ -94,8 +95,12 @@ def unpooled(neuron: AGCConvPool2d, input: Tensor) -> Tensor:
     )
     x, padding = padded(neuron, input)
     geometry = (neuron.stride, padding, neuron.dilation, neuron.groups)
-    v = gain_conv(x, weight, gain, *geometry, neuron.filter_norm)
-    return center_bias_act(v, bias, lam, neuron.activation, overwrite=True)
+    background = check_background(neuron.background)
+    if background == "mean":
+        v = gain_conv(x, weight, gain, *geometry, neuron.filter_norm)
+        return center_bias_act(v, bias, lam, neuron.activation, overwrite=True)
+    z = gain_conv(x, weight, torch.ones_like(gain), *geometry, neuron.filter_norm)
+    return subtract_background(z, background, gain, bias, lam, neuron.activation)
 
 
 def parameter_statistics(layer: nn.Module) -> dict[str, dict[str, float]]:
