@@ -130,6 +130,16 @@ def test_saved_tensors() -> None:
     assert saved_bytes(window, x) == saved_bytes(plain, x) - means
 
 
+def test_saved_tensors_of_ranks() -> None:
+    """bf16: the output, which the next layer saves too, N x C backgrounds and boolean maps."""
+    x = torch.randn(1, 3, 17, 16, dtype=torch.bfloat16)
+    elements = 8 * 15 * 14
+    for background, maps in (("median", 2), (TrimmedMean(0.1), 3)):
+        layer = AGCConv2d(3, 8, 3, dtype=torch.bfloat16, background=background)  # type: ignore[arg-type]
+        saved = saved_bytes(layer, x) - x.nbytes - 2 * elements
+        assert maps * elements <= saved <= maps * elements + 8 * 8 * 8
+
+
 @pytest.mark.gpu
 def test_saved_tensors_on_a_gpu() -> None:
     x = torch.randn(1, 8, 16, 16, device="cuda").to(memory_format=torch.channels_last)
