@@ -22,6 +22,7 @@ from deepcontrol import (
     calibrate,
     fold,
     to_agc,
+    unit_init_,
 )
 from deepcontrol.nn import AGCConvPool2d, SharedMeans, saved_bytes
 from deepcontrol.ops import reference
@@ -135,6 +136,16 @@ def test_saved_tensors() -> None:
     assert saved_bytes(window, x) == saved_bytes(plain, x) - means
 
 
+def test_saved_tensors_of_ranks() -> None:
+    """bf16: the output, which the next layer saves too, N x C backgrounds and boolean maps."""
+    x = torch.randn(1, 3, 17, 16, dtype=torch.bfloat16)
+    elements = 8 * 15 * 14
+    for background, maps in (("median", 2), (TrimmedMean(0.1), 3)):
+        layer = AGCConv2d(3, 8, 3, dtype=torch.bfloat16, background=background)  # type: ignore[arg-type]
+        saved = saved_bytes(layer, x) - x.nbytes - 2 * elements
+        assert maps * elements <= saved <= maps * elements + 8 * 8 * 8
+
+
 @pytest.mark.gpu
 def test_saved_tensors_on_a_gpu() -> None:
     x = torch.randn(1, 8, 16, 16, device="cuda").to(memory_format=torch.channels_last)
@@ -176,6 +187,15 @@ def test_copies_and_pickles(background: object) -> None:
         assert torch.equal(other(x), layer(x))
     name = type(layer.background).__name__
     assert f"background={name}(" in repr(layer)
+
+
+@pytest.mark.parametrize("background", ["median", WindowMean(5)], ids=str)
+def test_unit_init_measures_with_the_background(background: object) -> None:
+    conv = AGCConv2d(3, 8, 3, background=background)  # type: ignore[arg-type]
+    x = torch.rand(2, 3, 20, 20)
+    unit_init_(nn.Sequential(conv, nn.Conv2d(8, 2, 1)), x)
+    conv.activation = "none"
+    assert conv(x).std().item() == pytest.approx(1, abs=1e-3)
 
 
 def test_a_background_may_be_assigned() -> None:

@@ -475,8 +475,8 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
         weight_norm: Normalize each filter, as described above.
         weight_standardization: Center and normalize each filter, as described above.
         background: Estimator in place of the mean: "mean", "median", WindowMean, Quantile,
-            TrimmedMean, or a differentiable function from z to a tensor that broadcasts to z. With
-            another one than the mean, the layer saves one more map for backward.
+            TrimmedMean, or a differentiable function from z to a tensor that broadcasts to z. Other
+            ones than the mean save more for backward.
         noise: Deep noise in training, as a standard deviation relative to that of each map.
         bias: Must be True: beta is part of the neuron.
         padding_mode, device, dtype: As in nn.Conv2d.

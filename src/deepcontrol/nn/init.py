@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
+from ..ops.background import check_background
 from ..ops.layout import map_mean, over_maps
 
 # Initial gain of a neuron that reads the outputs of a ReLU. Their mean carries 1 / pi of their
@@ -199,7 +200,7 @@ def unit_scale(layer: Any, x: Tensor) -> float:
     """Return 1 / std of the pre-activation of an AGC layer for its input x."""
     # AGC1d/2d/3d multiply by gamma after the means; a convolution has its gain in the filters.
     gamma = layer.weight if layer.weight.dim() == 1 else torch.ones_like(layer.mean_scale)
-    measured = _MeasuredScale(layer.mean_scale, gamma)
+    measured = _MeasuredScale(layer.mean_scale, gamma, check_background(layer.background))
     layer.shared_means = measured
     try:
         layer.forward(x)
@@ -213,12 +214,15 @@ class _MeasuredScale:
 
     scale = 1.0
 
-    def __init__(self, mean_scale: Tensor, gamma: Tensor) -> None:
-        self.mean_scale, self.gamma = mean_scale, gamma
+    def __init__(self, mean_scale: Tensor, gamma: Tensor, background: Any) -> None:
+        self.mean_scale, self.gamma, self.background = mean_scale, gamma, background
 
     def of(self, z: Tensor) -> Tensor:
         mean = map_mean(z)
-        centered = z - over_maps(self.mean_scale * mean, z)
+        if self.background == "mean":
+            centered = z - over_maps(self.mean_scale * mean, z)
+        else:
+            centered = z - over_maps(self.mean_scale, z) * self.background(z)
         before, after = z.float().std().item(), centered.float().std().item()
         if after > 1e-3 * before:  # else only rounding errors are left, as on 1x1 maps
             scaled = over_maps(self.gamma.expand_as(mean), z) * centered

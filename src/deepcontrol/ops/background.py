@@ -275,6 +275,11 @@ def subtract_background(
         raise ValueError(
             f"the background must be a tensor that broadcasts to {tuple(z.shape)}, got {got}"
         )
+    if activation == "relu":
+        # After rounding, which gives the same values: autograd saves the rounded output, which the
+        # next convolution saves too.
+        y = reference.subtract_background(z, b, weight, bias, mean_scale, "none")
+        return torch.relu(y)
     return reference.subtract_background(z, b, weight, bias, mean_scale, activation)
 
 
