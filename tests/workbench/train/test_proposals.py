@@ -74,7 +74,8 @@ def test_resumed_runs_end_alike_on_a_gpu(name: str, tmp_path: Path) -> None:
     flags = {"device": "cuda", "deterministic": "", "batch_size": "1", **GPU_RUNS[name]}
     flags["save_steps"] = "5"
     stopped = "limit"
-    for out, more in (("whole", {}), (stopped, {"minutes": "0.0001"}), (stopped, {})):
+    limits = {"minutes": "0.0001"}, {"minutes": "60"}  # stops after the first epoch
+    for out, more in (("whole", {}), (stopped, limits[0]), (stopped, limits[1])):
         process = start(tmp_path / out, **flags | more)
         _, errors = process.communicate(timeout=DEADLOCK)
         assert process.returncode == 0, errors
