@@ -71,7 +71,7 @@ GPU_RUNS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", GPU_RUNS)
 def test_resumed_runs_end_alike_on_a_gpu(name: str, tmp_path: Path) -> None:
     """In separate processes, because determinism is a process-wide setting."""
-    flags = {"device": "cuda", "deterministic": "", "batch_size": "1", **GPU_RUNS[name]}
+    flags = {"device": "cuda", "deterministic": "", **GPU_RUNS[name]}
     flags["save_steps"] = "5"
     stopped = "limit"
     limits = {"minutes": "0.0001"}, {"minutes": "60"}  # stops after the first epoch
