@@ -71,10 +71,11 @@ GPU_RUNS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", GPU_RUNS)
 def test_resumed_runs_end_alike_on_a_gpu(name: str, tmp_path: Path) -> None:
     """In separate processes, because determinism is a process-wide setting."""
-    flags = {"device": "cuda", "deterministic": "", "batch_size": "1", **GPU_RUNS[name]}
+    flags = {"device": "cuda", "deterministic": "", **GPU_RUNS[name]}
     flags["save_steps"] = "5"
     stopped = "limit"
-    for out, more in (("whole", {}), (stopped, {"minutes": "0.0001"}), (stopped, {})):
+    limits = {"minutes": "0.0001"}, {"minutes": "60"}  # stops after the first epoch
+    for out, more in (("whole", {}), (stopped, limits[0]), (stopped, limits[1])):
         process = start(tmp_path / out, **flags | more)
         _, errors = process.communicate(timeout=DEADLOCK)
         assert process.returncode == 0, errors
