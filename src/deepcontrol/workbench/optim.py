@@ -35,6 +35,7 @@ class Recipe(NamedTuple):
     weight_decay: float
     augment: Literal["strong"] | None = None  # None: the default of the task
     class_weights: ClassWeights = "enet"
+    norm: Literal["agc", "agc+ws"] = "agc"
 
 
 def recipe(
@@ -43,13 +44,15 @@ def recipe(
     optimizer: OptimizerName = "sgd",
     schedule: Schedule | None = None,
     augments: bool = True,
+    standardizes: bool = True,
 ) -> Recipe:
     """Return the settings of a recipe.
 
     The paper has a constant learning rate and no weight decay. Recommended are a warm-up of one
-    epoch, or of a tenth of a short run, then half a cosine, and weight decay of the filters. Best,
-    for segmentation, adds strong augmentation, leaves the class weights out of the loss and has
-    SegNet's own weight decay. The learning rate (`default_lr`) and the momentum are the same.
+    epoch, or of a tenth of a short run, then half a cosine, weight decay of the filters, and AGC
+    with weight standardization. Best, for segmentation, adds strong augmentation, leaves the class
+    weights out of the loss and has SegNet's own weight decay. The learning rate (`default_lr`) and
+    the momentum are the same.
 
     Args:
         name: "paper", "recommended" or "best".
@@ -57,19 +60,25 @@ def recipe(
         optimizer: AdamW, whose decay does not depend on the gradients, has more of it.
         schedule: The schedule, if it is chosen already. onecycle has a rise of its own.
         augments: The data support strong augmentation.
+        standardizes: The network supports weight standardization.
 
     >>> recipe("recommended", epochs=150)
     Recipe(schedule='cosine', warmup_epochs=1.0, weight_decay=0.0001, augment=None, \
-class_weights='enet')
+class_weights='enet', norm='agc+ws')
     >>> recipe("best", epochs=4, schedule="onecycle")
     Recipe(schedule='onecycle', warmup_epochs=0.0, weight_decay=0.0005, augment='strong', \
-class_weights='none')
+class_weights='none', norm='agc+ws')
     """
     if name == "paper":
         return Recipe(schedule or "constant", 0.0, 0.0)
     warmup = 0.0 if schedule == "onecycle" else min(1.0, epochs / 10)
     decay = {"recommended": 1e-4, "best": BEST_WEIGHT_DECAY}[name]
-    settings = Recipe(schedule or "cosine", warmup, 0.01 if optimizer == "adamw" else decay)
+    settings = Recipe(
+        schedule or "cosine",
+        warmup,
+        0.01 if optimizer == "adamw" else decay,
+        norm="agc+ws" if standardizes else "agc",
+    )
     if name == "recommended":
         return settings
     return settings._replace(augment="strong" if augments else None, class_weights="none")

@@ -143,6 +143,16 @@ def test_recipe_fills_in_what_is_not_given(tmp_path: Path) -> None:
     assert from_json(to_json(mixed)) == Train(**{k: getattr(mixed, k) for k in to_json(mixed)})
 
 
+@pytest.mark.parametrize("recipe", ["recommended", "best"])
+def test_recipes_standardize_filters(recipe: Any, tmp_path: Path) -> None:
+    """Unless a norm is given, or the network does not have such layers."""
+    assert Train(out=tmp_path).norm == "agc"
+    assert Train(out=tmp_path, recipe=recipe).norm == "agc+ws"
+    assert Train(out=tmp_path, recipe=recipe, norm="agc").norm == "agc"
+    assert Train(out=tmp_path, recipe=recipe, norm="bn").norm == "bn"
+    assert Train(out=tmp_path, recipe=recipe, model="smp:Unet/resnet34").norm == "agc"
+
+
 def test_run_records_its_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = {**SMALL, "epochs": "1", "recipe": "recommended"}
     train_here(tmp_path, **flags)

@@ -88,11 +88,11 @@ class Settings:
     agc and left as they are with --norm bn."""
     pretrained: bool = False
     """Start from the pretrained weights of timm, smp or torchvision."""
-    norm: Norm = "agc"
+    norm: Norm = None  # type: ignore[assignment]  # the recipe's, filled in by `__post_init__`
     """Normalization: agc (automatic gain control), agc+wn (AGC with weight normalization), agc+ws
     (AGC with weight standardization), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln
     (LayerNorm), frn (Filter Response Normalization), evonorm-s0, ws+gn (weight standardization and
-    GroupNorm), or none."""
+    GroupNorm), or none. None: the recipe's."""
     data: Literal[DataName, DatasetName] = "streets"
     """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`), coco images
     with COCO's JSON, and nnunet volumes in nnU-Net's raw layout. cityscapes14 is Cityscapes with
@@ -127,12 +127,12 @@ class Settings:
     """Split each batch into N parts and add up their gradients, to save memory. With AGC the update
     is the same up to rounding; BatchNorm normalizes each part by itself."""
     recipe: RecipeName = "paper"
-    """Defaults of --schedule, --warmup-epochs, --weight-decay, --augment and --class-weights;
-    explicit options take precedence. paper has a constant learning rate and no weight decay.
-    recommended has a warm-up of 1 epoch (at most a tenth of --epochs), a cosine schedule, and a
-    weight decay of 0.0001 (0.01 for adamw). best is for segmentation: recommended with a weight
-    decay of 0.0005, --augment strong and --class-weights none. Learning rate and momentum are the
-    same in all."""
+    """Defaults of --norm, --schedule, --warmup-epochs, --weight-decay, --augment and
+    --class-weights; explicit options take precedence. paper has agc, a constant learning rate and
+    no weight decay. recommended has agc+ws, a warm-up of 1 epoch (at most a tenth of --epochs), a
+    cosine schedule, and a weight decay of 0.0001 (0.01 for adamw). best is for segmentation:
+    recommended with a weight decay of 0.0005, --augment strong and --class-weights none. Learning
+    rate and momentum are the same in all."""
     optimizer: OptimizerName = "sgd"
     """sgd (with momentum) or adamw."""
     lr: float | None = None
@@ -244,7 +244,9 @@ class Settings:
         """Return the settings of the recipe, for the schedule that is chosen already."""
         # Datasets of one's own and volumes do not support strong augmentation.
         augments = self.data not in DATASET_NAMES and len(self.sample_size) == 2
-        return recipe(self.recipe, self.epochs, self.optimizer, schedule, augments)
+        # to_agc standardizes the filters of networks from elsewhere by itself.
+        standardizes = self.model not in ("mlp", CUSTOM) and not is_external(self.model)
+        return recipe(self.recipe, self.epochs, self.optimizer, schedule, augments, standardizes)
 
     @property
     def has_own_images(self) -> bool:
