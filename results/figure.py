@@ -38,7 +38,7 @@ COLORS = {"agc": "#0072b2", "bn": "#d55e00", "gn": "#6b7785", "ws+gn": "#b8860b"
 LABELS = NAMES | {"ws+gn": "WS+GN"}
 BATCHES = (1, 4, 8)
 CIFAR_BATCHES = (1, 2, 4, 8, 32, 128)
-CIFAR_NORMS = {"AGC": "agc", "BatchNorm": "bn", "GroupNorm": "gn", "WS+GN": "ws+gn"}
+CIFAR_NORMS = {"AGC+WS": "agc", "BatchNorm": "bn", "GroupNorm": "gn", "WS+GN": "ws+gn"}
 LR_PER_SAMPLE = 0.02  # the paper's learning rate
 CASE = ("segnet", 8, "bf16")
 INK, FAINT = "#1c2733", "#5f6c7b"
@@ -149,11 +149,14 @@ def footnote(steps: Sequence[Step]) -> str:
             compiled = "" if "compile" in step.engine else ", not compiled"
             first += f" (* in an earlier run{compiled})"
     second = (
-        "CamVid: SegNet, wrong pixels after 150 epochs, learning rate 0.02 x batch. CIFAR-10: "
-        "ResNet-20 after 3 epochs, best of three learning rates. Small dots are seeds, bars show "
-        "the standard deviation."
+        "CamVid: SegNet, wrong pixels after 150 epochs, learning rate 0.02 x batch. Small dots are "
+        "seeds, bars show the standard deviation."
     )
-    return f"{first}.\n{second}"
+    third = (
+        "CIFAR-10: ResNet-20 after 3 epochs, best of three learning rates, AGC with weight "
+        "standardization."
+    )
+    return f"{first}.\n{second}\n{third}"
 
 
 def draw_bars(axes: Axes, steps: Sequence[Step], values: Sequence[float], label: str) -> None:

@@ -9,8 +9,8 @@ of such filters in ResNet-20 at batch size 128 (benchmarks/results/residual-gap-
 other results of `cifar-batch`.
 
 Each contender has its own best learning rate out of a grid that all contenders share (`Tuned`).
-AGC stands for agc+wn, AGC with weight-normalized filters; the claim weight-norm compares the two.
-In fully connected networks AGC is agc, because AGCLinear has no weight normalization.
+AGC stands for agc+wn, AGC with weight-normalized filters (AGC+WN in tables); the claim weight-norm
+compares it with agc, and ws-wn with agc+ws (AGC+WS). In fully connected networks AGC is agc.
 
 "No worse" means by less than half a point of error, half of "the same" in the first part.
 """
@@ -48,9 +48,9 @@ BATCH_LRS = {
 SMALL, LARGE = (1, 2, 4, 8), (32, 128)
 PEERS: dict[str, Norm] = {"gn": "gn", "frn": "frn", "evonorm": "evonorm-s0", "wsgn": "ws+gn"}
 NAMES: dict[Norm, str] = {
-    "agc+wn": "AGC",
-    "agc+ws": "AGC with weight standardization",
-    "agc": "AGC without weight normalization",
+    "agc+ws": "AGC+WS",
+    "agc+wn": "AGC+WN",
+    "agc": "AGC",
     "bn": "BatchNorm",
     "gn": "GroupNorm",
     "ln": "LayerNorm",
@@ -336,7 +336,7 @@ MLP_SWEEP = SweepSpec(
     title="Fully connected network: error by batch size",
     x_label="batch size",
     series=tuple(
-        ("AGC" if norm == "agc" else NAMES[norm], tuple((b, mlp(norm, b)) for b in sorted(MLP_LRS)))
+        (NAMES[norm], tuple((b, mlp(norm, b)) for b in sorted(MLP_LRS)))
         for norm in ("agc", "bn", "ln", "none")
     ),
 )
