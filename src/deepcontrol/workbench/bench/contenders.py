@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...nn import AGCConv2d, AGCConv3d, he_init_
+from ...ops import native
 from ..models import NnUNet3d, Norm, ResNet50, SegNet, UNet3d
 from ..models.norms import EvoNorm2dS0, FilterResponseNorm2d
 from ..models.segnet import BytePool, DecoderStage, EncoderStage
@@ -56,8 +57,13 @@ def build(group: str, contender: str, width: float = 1.0) -> nn.Module:
     return model
 
 
-def layers_source(contender: str) -> str:
-    """Return the library of a contender's norm: torch, timm or deepcontrol."""
+def layers_source(contender: str, engine: str = "graph") -> str:
+    """Return the library of a contender's norm: torch, timm or deepcontrol.
+
+    In eager mode AGC may run in the compiled helper (ops/native), which is named too.
+    """
+    if contender == "agc" and engine == "eager" and native.why_python() is None:
+        return "deepcontrol, C++ helper"
     if contender in ONLY_2D:
         return "timm" if importlib.util.find_spec("timm") else "deepcontrol"
     return "deepcontrol" if contender == "agc" else "torch"

@@ -49,7 +49,7 @@ def measure_step(case: Case, steps: int) -> list[Row]:
         call = own_loop(case, step, batch) if case.engine == "graphed" else lambda: step(*batch)
         warm_up(step, call)
         times = event_milliseconds(call, steps)
-    source = {"norm_from": layers_source(case.contender)}
+    source = {"norm_from": layers_source(case.contender, case.engine)}
     return [{**case.key, **percentiles("ms", times), **memory, **source}]
 
 
