@@ -14,6 +14,8 @@ if not torch.cuda.is_available():
 # The compiled helper has tests of its own. DEEPCONTROL_NATIVE=1 runs all tests with it, if built.
 os.environ.setdefault("DEEPCONTROL_NATIVE", "0")
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch reads it at its first use
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
-from deepcontrol import GEMS, AGCConv2d, AGCLinear, TrainingStep
+from deepcontrol import GEMS, AGCConv2d, AGCConvTranspose2d, AGCLinear, TrainingStep
 from deepcontrol.nn import AGCConvPool2d
 from tests.processes import WORLD, run_two
 
@@ -266,3 +266,34 @@ def test_errors() -> None:
     parametrize.register_parametrization(model[0], "weight", nn.Identity())
     with pytest.raises(ValueError, match="remove the parametrization"):
         GEMS(model, sgd(model))
+
+
+@pytest.mark.parametrize(("channels", "groups"), [((4, 4), 1), ((4, 6), 1), ((4, 4), 2)])
+def test_transposed_filters_are_scaled_by_their_output_channel(
+    channels: tuple[int, int], groups: int
+) -> None:
+    model = AGCConvTranspose2d(*channels, 2, stride=2, groups=groups).double()
+    nn.init.uniform_(model.bias, -1.0, 1.0)
+    plain, x = copy.deepcopy(model), torch.randn(2, channels[0], 5, 5, dtype=torch.float64)
+    y = plain(x)
+    y.square().mean().backward()
+    factor = y[:, 0].numel() / (y > 0).transpose(0, 1).flatten(1).sum(1)
+    optimizer = sgd(model)
+    GEMS(model, optimizer, cap=1e9)
+    model(x).square().mean().backward()
+    optimizer.step()
+    # By output channel: (C_in, C_out / groups, *) of every group of input channels.
+    by_group = zip(plain.weight.grad.chunk(groups), factor.chunk(groups), strict=True)
+    expected = torch.cat([rows * own[None, :, None, None] for rows, own in by_group])
+    torch.testing.assert_close(model.weight.grad, expected)
+    torch.testing.assert_close(model.gain.grad, plain.gain.grad * factor)
+
+
+def test_a_closure_is_refused() -> None:
+    """It would compute the gradients after they have been scaled."""
+    model = AGCConv2d(3, 4, 3)
+    optimizer = sgd(model)
+    GEMS(model, optimizer)
+    optimizer.step(None)
+    with pytest.raises(ValueError, match="step\\(\\) without a closure"):
+        optimizer.step(lambda: model(torch.randn(1, 3, 8, 8)).mean().item())

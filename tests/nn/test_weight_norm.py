@@ -21,7 +21,7 @@ from deepcontrol import (
     unit_init_,
 )
 from deepcontrol.nn import AGCConvPool2d, SharedMeans, saved_bytes
-from deepcontrol.ops import max_pool2x2
+from deepcontrol.ops import max_pool2x2, reference
 from deepcontrol.ops.activation import ACTIVATIONS
 from deepcontrol.workbench.train.evaluate import unpooled
 
@@ -200,13 +200,18 @@ def test_on_a_gpu(dtype: torch.dtype, compiled: bool, option: dict[str, bool]) -
     x = torch.randn(2, 32, 24, 24, device="cuda")
     g = torch.randn(2, 64, 24, 24, device="cuda")
     exact = copy.deepcopy(neuron).double()
+    with torch.no_grad():  # where rounding decides whether a ReLU opens, no gradient is compared
+        v = reference.gain_conv(
+            x.double(), exact.weight, exact.gain, exact.stride, exact.padding, exact.dilation,
+            exact.groups, exact.filter_norm,
+        )  # fmt: skip
+        g *= reference.center_bias_act(v, exact.bias, exact.mean_scale, "none").abs() > 0.05
     model = torch.compile(neuron, fullgraph=True) if compiled else neuron
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
         found = gradients(model, x, g.to(dtype))
     for a, b in zip(found, gradients(exact, x.double(), g.double()), strict=True):
         error = (a.double() - b).norm() / b.norm()
-        # In bf16 some ReLUs near 0 open or close: 0.03 was seen.
-        assert error < (0.05 if dtype == torch.bfloat16 else 2e-3), error.item()
+        assert error < (0.02 if dtype == torch.bfloat16 else 2e-3), error.item()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -310,6 +315,12 @@ class TestInitialization:
         torch.testing.assert_close(layer(x), x)
         assert torch.equal(model[0].gain, torch.ones(8))
 
+    def test_identity_init_leaves_standardized_layers_alone(self) -> None:
+        """Centered identity filters are not the identity."""
+        model = nn.Sequential(*(AGCConv2d(8, 8, 3, padding=1, **STANDARDIZED) for _ in range(2)))
+        layer = identity_init_(model)[1]
+        assert (layer.weight != 0).all()
+
 
 class TestLinear:
     @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -352,12 +363,6 @@ def test_copies_and_representation(make: type[nn.Module]) -> None:
             assert torch.equal(found[0], expected[0])
         else:
             assert torch.equal(found, expected)
-
-    def test_identity_init_leaves_standardized_layers_alone(self) -> None:
-        """Centered identity filters are not the identity."""
-        model = nn.Sequential(*(AGCConv2d(8, 8, 3, padding=1, **STANDARDIZED) for _ in range(2)))
-        layer = identity_init_(model)[1]
-        assert (layer.weight != 0).all()
 
 
 class TestStandardized:

@@ -172,9 +172,12 @@ KERNEL_CASES = [  # shape, window, layout, dtype, activation, gain, segments
     ((2, 8, 11), (3,), "channels_last", torch.float32, "relu", False, None),
     ((1, 8, 2, 3, 4), (2, 3, 9), "channels_last", torch.float32, "relu", True, None),
     ((1, 2, 3, 4, 5), (3, 1, 2), "contiguous", torch.float32, "relu", False, None),
+    ((2, 4, 60, 1), (5, 1), "contiguous", torch.float32, "relu", True, 2),
+    ((2, 4, 60), (5,), "contiguous", torch.float32, "relu", True, 3),
+    ((2, 4, 1, 60), (1, 5), "contiguous", torch.float32, "relu", True, 2),
 ]
 
-FAST = [KERNEL_CASES[i] for i in (0, 4, 6)]
+FAST = [KERNEL_CASES[i] for i in (0, 4, 6, 9)]
 
 
 def kernel_errors(
@@ -234,6 +237,7 @@ def kernel_errors(
 
 
 @pytest.mark.usefixtures("_poison")
+@pytest.mark.filterwarnings("ignore:avg_pool3d_backward_cuda does not have a deterministic")
 @pytest.mark.parametrize(
     "case",
     [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in KERNEL_CASES],

@@ -110,14 +110,25 @@ class GEMS:
             for layer, own in zip(self.layers, counts, strict=True)
         ]
         self._sizes = sizes
-        self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self.scale_()))
+        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], more: dict[str, Any]
+    ) -> None:
+        closure = args[1] if len(args) > 1 else more.get("closure")
+        if closure is not None:
+            raise ValueError(
+                "GEMS scales the gradients before optimizer.step, and a closure computes them "
+                "inside of it: call the backward yourself, and step() without a closure"
+            )
+        self.scale_()
 
     @torch.no_grad()
     def scale_(self) -> None:
         """Scale the gradients and start to count anew. Called by `optimizer.step()`."""
         factors = self.factors()
         scaled = [
-            (parameter.grad, factor)
+            (parameter.grad, _over_filters(factor, parameter.grad, layer))
             for layer, factor in zip(self.layers, factors, strict=True)
             for name in PARAMETERS
             if (parameter := layer._parameters[name]) is not None and parameter.grad is not None
@@ -126,7 +137,7 @@ class GEMS:
             self._scale_norm_(scaled)
         else:
             for gradient, factor in scaled:
-                gradient.mul_(_over_rows(factor, gradient).to(gradient.dtype))
+                gradient.mul_(factor.to(gradient.dtype))
         self.reset()
 
     @torch.no_grad()
@@ -155,8 +166,7 @@ class GEMS:
         squares = {id(a): a.double().square().sum() for a in gradients if a is not None}
         before = torch.stack(list(squares.values())).sum()
         for gradient, factor in scaled:
-            rows = gradient.double().square() * _over_rows(factor, gradient).square()
-            squares[id(gradient)] = rows.sum()
+            squares[id(gradient)] = (gradient.double() * factor).square().sum()
         after = torch.stack(list(squares.values())).sum()
         ratio = torch.where(before > 0, (after / before).sqrt(), 1.0)
         for gradient in gradients:
@@ -189,7 +199,13 @@ def _counter(counts: Tensor) -> Any:
     return count
 
 
-def _over_rows(factor: Tensor, gradient: Tensor) -> Tensor:
+def _over_filters(factor: Tensor, gradient: Tensor, layer: Any) -> Tensor:
+    """View the factors (C_out,) so that they broadcast over a gradient of a layer."""
+    if gradient.dim() > 1 and getattr(layer, "transposed", False):
+        # The filters of a transposed convolution are (C_in, C_out / groups, *).
+        groups = layer.groups
+        factor = factor.reshape(groups, 1, -1).expand(-1, layer.in_channels // groups, -1)
+        return factor.reshape(*gradient.shape[:2], *(1,) * (gradient.dim() - 2))
     return factor.reshape(-1, *(1,) * (gradient.dim() - 1))
 
 

@@ -87,7 +87,8 @@ def test_resumed_runs_end_alike_on_a_gpu(name: str, tmp_path: Path) -> None:
 def test_captured_steps(name: str) -> None:
     """A step is captured, and its replays draw new random numbers."""
     device = torch.device("cuda")
-    config = tiny(lr=1e-30, momentum=0, device="cuda", **GPU_RUNS[name])
+    # Wide enough for dropout to have many outcomes.
+    config = tiny(lr=1e-30, momentum=0, width=0.25, device="cuda", **GPU_RUNS[name])
     model = build_model(config, 19)
     move_(model, device)
     add_noise_(model, config.noise, config.dropout, 0, 0)

@@ -264,12 +264,12 @@ def backward(
             view, span, segments, x=x, out=out, FIRST=is_first, LAST=is_last, ADJOINT=True, **more
         )
         x = out
-        run = view.run
     if sums is None:
         return dz, None, None, None
     n, c = g.shape[:2]
-    # (kinds, C): channels are innermost, or each has `run` elements per sample.
-    totals = sums.view(kinds, -1, c).sum(1) if run == 1 else sums.view(kinds, n, c, -1).sum((1, 3))
+    # (kinds, C): channels are innermost, or each has several sums per sample.
+    innermost = last or g.dim() == 3
+    totals = sums.view(kinds, -1, c).sum(1) if innermost else sums.view(kinds, n, c, -1).sum((1, 3))
     dbias = None if bias is None else totals[0].to(bias.dtype)
     dweight = dscale = None
     if z is not None:
