@@ -42,7 +42,7 @@ def why_python() -> str | None:
         return "the helper launches CUDA kernels, and there is no CUDA device"
     try:
         extension = load()
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         return f"the helper cannot be loaded: {error}"
     if extension is None:
         return "the helper is not built: run python -m deepcontrol.ops.native"
@@ -82,6 +82,9 @@ def prepare(
         return
     if input.is_cuda and not _extension.has_cuda():
         active = False
+        return
+    # A parametrized one, or one that a hook computes, is not in the table that `run` reads.
+    if any(module._parameters.get(name) is not a for name, a in parameters.items()):
         return
     if not _extension.wants(module, input, layer.get("map_sums")):
         return
@@ -175,7 +178,8 @@ def _start() -> bool:
         return False
     try:
         extension = load()
-    except ImportError:  # built for another torch: `deepcontrol doctor` says so
+    # Built for another torch, or no folder to look in: `deepcontrol doctor` says so.
+    except (ImportError, OSError, RuntimeError):
         return False
     if extension is None:
         return False

@@ -376,9 +376,10 @@ struct Entry {
 struct Module {
   py::object reference;  // weak; the address of a module may be that of one that is gone
   std::vector<std::shared_ptr<Entry>> entries;
+  int adds_left = 64;  // a module whose inputs keep changing is left to Python
 };
 
-constexpr size_t kMaxEntries = 8;  // of one module: shapes, with and without gradients
+constexpr size_t kMaxEntries = 32;  // of one module: shapes, with and without gradients
 std::unordered_map<PyObject*, Module>& modules = *new std::unordered_map<PyObject*, Module>();
 size_t purge_at = 256;
 
@@ -527,13 +528,14 @@ bool wants(const py::object& module, const Tensor& input, const std::optional<Te
   auto [place, is_new] = modules.try_emplace(module.ptr());
   Module& known = place->second;
   if (is_new || referent(known) != module.ptr()) {
-    known.entries.clear();
-    known.reference = py::weakref(module);
+    known = Module{py::weakref(module)};
     return false;
   }
   py::object table = module.attr("_parameters");
   std::array<const Tensor*, 4> parameters{};
-  for (const auto& entry : known.entries) {
+  if (known.adds_left <= 0) return false;
+  for (size_t i = 0; i < known.entries.size(); ++i) {
+    const std::shared_ptr<Entry> entry = known.entries[i];  // another thread may add one meanwhile
     if (same_sums(*entry, map_sums.value_or(Tensor())) &&
         matches(*entry, module.ptr(), table.ptr(), input, parameters)) {
       return false;  // there is one, which the present state keeps from running
@@ -567,6 +569,7 @@ void add(const py::object& module, const Tensor& input, const py::dict& spec) {
   if (spec.contains("map_sums") && !spec["map_sums"].is_none()) {
     entry->map_sums = Layout::of(spec["map_sums"].cast<Tensor>());
   }
+  --known.adds_left;
   if (known.entries.size() >= kMaxEntries) known.entries.erase(known.entries.begin());
   known.entries.push_back(std::move(entry));
 }

@@ -340,7 +340,10 @@ class Step {
     if (tries_left_ == 0 || program_.load() != nullptr) return;
     --tries_left_;
     py::object description = describe_(replay_);
-    if (!description.is_none()) program_.store(new Program(description.cast<py::tuple>()));
+    if (description.is_none()) return;
+    auto* made = new Program(description.cast<py::tuple>());
+    Program* none = nullptr;  // another thread may have made one meanwhile
+    if (!program_.compare_exchange_strong(none, made)) delete made;
   }
 
   py::object replay_, describe_;
