@@ -26,6 +26,7 @@ from triton.runtime import driver
 
 from deepcontrol.ops.activation import empty_relu_mask
 from deepcontrol.ops.gain_conv import ConvOperands
+from deepcontrol.ops.reference import FilterNorm
 from deepcontrol.ops.triton import agc, agc_pool, gain, pool, tiling, window
 
 gain_conv = importlib.import_module("deepcontrol.ops.gain_conv")  # ops.gain_conv is a function
@@ -104,8 +105,8 @@ def launch_all(dtype: torch.dtype, last: bool) -> None:
         weight = maps(shape[1], shape[1], 3, 3, dtype=torch.float32, last=last)
         scaled = gain.scale(weight, gamma, dtype)
         gain.scale_backward(weight, gamma, scaled)
-        gain.scale(weight, gamma, dtype, 2**0.5)
-        gain.scale_backward(weight, gamma, scaled, 2**0.5)
+        gain.scale(weight, gamma, dtype, FilterNorm(2**0.5, centered=True))
+        gain.scale_backward(weight, gamma, scaled, FilterNorm(2**0.5, centered=True))
 
 
 def resources(cubin: bytes) -> dict[str, int]:

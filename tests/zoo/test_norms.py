@@ -30,7 +30,7 @@ def nnunet(architecture: type[nn.Module], **blocks: int) -> nn.Module:
     [
         (lambda: nnunet(PlainConvUNet, n_conv_per_stage=2), 0),
         (lambda: nnunet(ResidualEncoderUNet, n_blocks_per_stage=1), 0),
-        (lambda: UNet(3, 1, 2, channels=(8, 16, 32), strides=(2, 2), norm="instance"), 1),
+        (lambda: UNet(3, 1, 2, channels=(8, 16, 32), strides=(2, 2), norm="instance"), 0),
         (lambda: SegResNet(3, 8, 1, 2), 13),
     ],
     ids=["nnU-Net", "nnU-Net residual", "MONAI UNet", "MONAI SegResNet"],

@@ -13,15 +13,15 @@ from ..ops.background import Background, check_background, subtract_background
 from ..ops.dispatch import needs_plain_ops
 from ..ops.layout import positions
 from .layer import FxLeaf, extras_repr, is_plain, warn_if_single_position
-from .noise import check_noise, deep_noise
+from .noise import HasNoise, deep_noise
 from .shared_means import SharedMeans
 
 # The attributes that a forward depends on.
-_SETTINGS = ("num_features", "shared_means", "_dims", "background", "noise")
+_SETTINGS = ("num_features", "shared_means", "_dims", "background", "_noise")
 _BATCHNORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-class _AGC(FxLeaf, nn.Module):
+class _AGC(FxLeaf, HasNoise, nn.Module):
     _dims: tuple[int, ...]  # number of input dimensions that BatchNorm1d/2d/3d accepts
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -48,7 +48,7 @@ class _AGC(FxLeaf, nn.Module):
         self.num_features = num_features
         self.affine = affine
         self.background = check_background(background)
-        self.noise = check_noise(noise)
+        self.noise = noise
         for name in ("weight", "bias", "mean_scale"):
             parameter = nn.Parameter(torch.empty(num_features, device=device, dtype=dtype))
             used = affine and (bias or name != "bias")
@@ -92,14 +92,14 @@ class _AGC(FxLeaf, nn.Module):
             y = agc(input, *parameters)
         else:
             y = subtract_background(input, background, *parameters)
-        return deep_noise(y, self.noise) if self.noise and self.training else y
+        return deep_noise(y, self.noise) if self.is_noisy and self.training else y
 
     def _prepare_native(self, input: Tensor) -> None:
         """Hand over the launches to the compiled helper once they are recorded."""
         names = ("weight", "bias", "mean_scale")
         found = {name: self._parameters.get(name) for name in names}
         parameters: dict[str, Tensor] = {n: a for n, a in found.items() if a is not None}
-        if len(parameters) < 3 or self.noise or needs_plain_ops() or positions(input) == 1:
+        if len(parameters) < 3 or self.is_noisy or needs_plain_ops() or positions(input) == 1:
             return
         forward, backward = agc_replays(input, *parameters.values())
         if forward.recorded:

@@ -33,7 +33,7 @@ from .layer import (
     is_plain,
     warn_if_single_position,
 )
-from .noise import check_noise, deep_noise
+from .noise import HasNoise, deep_noise
 from .shared_means import SharedMeans
 
 STANDARDIZED_START = 0.5  # of lambda with weight standardization
@@ -50,7 +50,7 @@ _SETTINGS = (
     "weight_norm",
     "weight_standardization",
     "background",
-    "noise",
+    "_noise",
     "consumer_ratio",
     "pools",
     "shared_means",
@@ -95,7 +95,7 @@ def _tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd):
+class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd):
     bias: nn.Parameter
     activation: ActivationName
     shared_means: SharedMeans | None = None  # set while the input is a tile of a larger image
@@ -151,7 +151,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
         self.mean_scale = nn.Parameter(start)
         # Last, because a background may be a module, with parameters after those of the neuron.
         self.background = check_background(background)
-        self.noise = check_noise(noise)
+        self.noise = noise
 
     def reset_parameters(self) -> None:
         """Initialize the filters with He fan-in, gain to 1, bias to 0 and mean_scale to its start.
@@ -243,7 +243,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
     ) -> None:
         """Hand over the launches to the compiled helper once they are recorded."""
         # Noise depends on the mode, which the helper does not look at.
-        if self.noise or plan.pad is not None or plan.single_position or not plan.scale.recorded:
+        if self.is_noisy or plan.pad is not None or plan.single_position or not plan.scale.recorded:
             return
         geometry = plan.geometry
         native.prepare(
@@ -296,7 +296,7 @@ class _AGCConv(FxLeaf, BatchNormFusionGuard, LoadHint, FlexiblePadding, _ConvNd)
             input: (N, C, *).
             convolution: Further arguments of _convolved.
         """
-        noisy = self.noise != 0 and self.training
+        noisy = self.is_noisy and self.training
         activation = "none" if noisy else self.activation
         background = check_background(self.background)  # a name may be assigned later
         rest = self.bias, self.mean_scale, activation

@@ -95,7 +95,7 @@ class LoadHint:
 
 def is_plain(layer: Any) -> bool:
     """Return whether an AGC layer now subtracts the mean and adds no noise: the fused paths."""
-    return layer.background == "mean" and (layer.noise == 0 or not layer.training)
+    return layer.background == "mean" and not (layer.is_noisy and layer.training)
 
 
 def require_mean(model: nn.Module, name: str) -> None:

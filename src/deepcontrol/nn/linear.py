@@ -8,10 +8,10 @@ from ..ops.layout import accumulate_dtype
 from ..ops.reference import FilterNorm, normalized_filters
 from .init import he_filter_norm, he_normal_, reset_all_but_filters_
 from .layer import BatchNormFusionGuard, FxLeaf, LoadHint, warn_if_single_position
-from .noise import check_noise, deep_noise
+from .noise import HasNoise, deep_noise
 
 
-class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
+class AGCLinear(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, nn.Linear):
     """A linear layer with AGC (automatic gain control) and an activation.
 
         y = act( gamma * (z - lambda * mean(z)) + beta )        z = x W^T, mean over the features
@@ -74,7 +74,7 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
         super().__init__(in_features, out_features, True, device=device, dtype=dtype)
         self.gain = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
         self.mean_scale = nn.Parameter(torch.ones(out_features, device=device, dtype=dtype))
-        self.noise = check_noise(noise)
+        self.noise = noise
 
     def reset_parameters(self) -> None:
         """Set He fan-in filters, gain = 1, bias = 0, mean_scale = 1."""
@@ -90,7 +90,7 @@ class AGCLinear(FxLeaf, BatchNormFusionGuard, LoadHint, nn.Linear):
             )
         warn_if_single_position(self, self.out_features)
         y = nn.functional.linear(input, self._centered_weight(), self.bias)
-        if self.noise and self.training:
+        if self.is_noisy and self.training:
             y = deep_noise(y.reshape(-1, self.out_features), self.noise).reshape(y.shape)
         return get_activation(self.activation).apply(y)
 

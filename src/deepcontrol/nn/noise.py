@@ -39,6 +39,27 @@ def deep_noise(u: Tensor, relative: float) -> Tensor:
     return u + noise
 
 
+class HasNoise:
+    """Mixin for layers with a `noise`. List it before the nn.Module base.
+
+    `is_noisy` is for branches: torch.compile treats a float attribute as a variable, and comparing
+    it would compile a model twice.
+    """
+
+    _noise = 0.0
+    is_noisy = False
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise, relative to that of each map."""
+        return self._noise
+
+    @noise.setter
+    def noise(self, value: float) -> None:
+        self._noise = check_noise(value)
+        self.is_noisy = self._noise != 0
+
+
 class DeepNoise(nn.Module):
     """Gaussian noise relative to each map's own level; the identity in eval mode.
 

@@ -381,7 +381,9 @@ def test_options_for_segmentation_are_refused(
     assert main(["predict", str(classifier), str(tmp_path / "a.png"), "--tile", "64x64"]) == 1
     assert "--tile is for segmentation" in capsys.readouterr().err
     assert main(["export", str(classifier), "--int8"]) == 1
-    assert "are for segmentation, and this run classifies images" in capsys.readouterr().err
+    assert (
+        "are for segmentation of images, and this run classifies images" in capsys.readouterr().err
+    )
 
 
 def test_dry_run(run: Path, cifar: Path, capsys: pytest.CaptureFixture[str]) -> None:
