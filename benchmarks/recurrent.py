@@ -168,7 +168,9 @@ class Scenes:
 
 
 def pan(count: int, steps: int, rng: np.random.Generator) -> Any:
-    """Return left columns (count, steps) of cameras whose speed changes and that turn at the ends.
+    """Return the left column of each frame (count, steps), for cameras of varying speed.
+
+    A camera turns around at the ends of the scene.
 
     >>> columns = pan(2, 50, np.random.default_rng(0))
     >>> columns.shape, bool(columns.min() >= 0), bool(columns.max() <= WIDE - WIDTH)

@@ -347,7 +347,7 @@ class Conversion:
         return untied
 
     def set_consumers(self) -> None:
-        """Tell each neuron whose output goes to one other neuron about its consumer."""
+        """Set consumer_ratio of each neuron that has a single neuron as its consumer."""
         neurons: dict[nn.Module, _AGCConv] = {m: m for m in self.names if isinstance(m, _AGCConv)}
         last = dict(neurons)  # by the module that returned the output
         for norm, layer in self.layers.items():

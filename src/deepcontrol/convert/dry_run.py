@@ -321,7 +321,7 @@ def record_run(
     Args:
         model: The model.
         run: Calls the model and returns its output.
-        names: The modules whose values are recorded.
+        names: Modules to record.
         forbidden: Modules that must not be called; a call raises CalledOutsideError.
     """
     record = Record()

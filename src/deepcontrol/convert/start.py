@@ -249,7 +249,7 @@ def constant_features(
         example: An input of the model.
 
     Returns:
-        The BatchNorms whose maps are reduced to constants; None if it cannot be measured.
+        BatchNorms with constant features on the example; None if it cannot be measured.
     """
     norms = {layer: norm for norm, layer in layers.items()}
     first, second = (_run(copied, norms, example, change) for change in (False, True))

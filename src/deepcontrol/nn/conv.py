@@ -451,8 +451,8 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
 
         z = conv(x, c (W - mean(W)) / |W - mean(W)|)
 
-    and lambda starts at 0.5, since such filters do not pass what is common to all channels. In
-    residual networks this trains best (docs/choose.md). Depthwise filters are only normalized, and
+    and lambda starts at 0.5, because zero-mean filters already remove the mean over all channels.
+    This form reached the lowest errors when training from scratch (docs/choose.md). Depthwise filters are only normalized, and
     their lambda starts at 1.
 
     References:

@@ -7,9 +7,8 @@ cast weights of every convolution.
 
 With a filter_norm the filters are normalized in the same pass (see reference.FilterNorm).
 
-`gain_conv_transpose` is the same for the transposed convolution, whose filters have their output
-channels in the second dimension. It is for the end of a decoder stage, where filters are few, and
-scales them in plain PyTorch.
+`gain_conv_transpose` is the same for the transposed convolution. Its filters have shape
+(C_in, C_out / groups, *), so the gain scales their second dimension, in plain PyTorch.
 
 The mean of v can be computed before v is read:
 

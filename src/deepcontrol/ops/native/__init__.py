@@ -178,7 +178,7 @@ def _start() -> bool:
         return False
     try:
         extension = load()
-    # Built for another torch, or no folder to look in: `deepcontrol doctor` says so.
+    # Incompatible build, or an unreadable cache folder: `deepcontrol doctor` prints the reason.
     except (ImportError, OSError, RuntimeError):
         return False
     if extension is None:

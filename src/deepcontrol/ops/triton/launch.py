@@ -76,10 +76,10 @@ def _recorded(compiled: Any, grid: tuple[int, int, int], ordered: list[Any]) -> 
 
 
 def kernel_handle(compiled: Any) -> KernelHandle | None:
-    """Return what the driver needs to launch a kernel, or None if it needs a special launch.
+    """Return the launch parameters of a compiled kernel, or None if it is not a plain launch.
 
-    Clusters, cooperative grids, dependent launches, scratch memory and tensor descriptors are left
-    to Triton's own launcher.
+    Kernels with clusters, cooperative grids, dependent launches, scratch memory or tensor
+    descriptors need Triton's own launcher.
     """
     metadata, types = compiled.metadata, tuple(compiled.src.signature.values())
     special = any(getattr(metadata, name, None) for name in _SPECIAL_LAUNCHES)
