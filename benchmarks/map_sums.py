@@ -3,9 +3,9 @@
     python benchmarks/map_sums.py [--rounds 40] [--out benchmarks/results/map-sums-cuda.csv]
 
 If a 3x3 neuron consumes the output of another neuron, to_agc lets the first one store its map sums,
-and the 3x3 neuron derives its mean from them (deepcontrol/ops/gain_conv.py). Each network is converted once and
-trained in two captured steps, one with these hints and one without, in turn: bf16 autocast,
-channels_last, learning rate 0. A network without hints (the blocks of
+and the 3x3 neuron derives its mean from them (deepcontrol/ops/gain_conv.py). Each network is
+converted once and trained in two captured steps, one with these hints and one without, in turn:
+bf16 autocast, channels_last, learning rate 0. A network without hints (the blocks of
 torchvision's ResNets call one ReLU three times, so it stays between their neurons) shows the noise.
 Networks of libraries that are not installed are skipped. Takes about two minutes on an H200.
 """

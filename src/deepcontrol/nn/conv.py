@@ -452,8 +452,8 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
         z = conv(x, c (W - mean(W)) / |W - mean(W)|)
 
     and lambda starts at 0.5, because zero-mean filters already remove the mean over all channels.
-    This form reached the lowest errors when training from scratch (docs/choose.md). Depthwise filters are only normalized, and
-    their lambda starts at 1.
+    This form reached the lowest errors when training from scratch (docs/choose.md). Depthwise
+    filters are only normalized, and their lambda starts at 1.
 
     References:
         Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
