@@ -3,7 +3,8 @@
     python results/readme.py          (part of `make readme`; the tests compare the text)
 
 Of results/camvid, `in_short` returns the README's table and `verdicts` the verdict table of the
-docs. `by_batch_size` returns the errors of results/cifar-batch.
+docs. `by_batch_size` returns the errors of results/cifar-batch, and `of_recipe` the results of
+results/segmentation-recipe.
 """
 
 import re
@@ -23,6 +24,7 @@ from deepcontrol.workbench.report.text import (
 ROOT = Path(__file__).parents[1]
 STUDY = "results/camvid"
 CLASSIFICATION = "results/cifar-batch"
+RECIPE = "results/segmentation-recipe"
 FILES = tuple(ROOT / name for name in ("README.md", "docs/verdicts.md", "docs/choose.md"))
 NORMS = {"AGC": "agc", "BatchNorm": "bn", "GroupNorm": "gn"}
 
@@ -37,9 +39,17 @@ ROWS = (
     ("largest batch in 12 GiB", "largest batch in 12 GiB", "{}"),
 )
 
+# Row and arm of the recipe's table; of BatchNorm the best learning rate at each batch size.
+RECIPE_ROWS = {
+    "AGC with weight standardization, batch size 1": "segnet-agc+ws-b1-lr0.02",
+    "AGC, batch size 1": "segnet-agc-b1-lr0.02",
+    "BatchNorm, batch size 4, learning rate 0.04": "segnet-bn-b4-lr0.04",
+    "BatchNorm, batch size 8, learning rate 0.08": "segnet-bn-b8-lr0.08",
+}
+
 
 def main() -> None:
-    studies = {name: read_study(ROOT / name) for name in (STUDY, CLASSIFICATION)}
+    studies = {name: read_study(ROOT / name) for name in (STUDY, CLASSIFICATION, RECIPE)}
     for path in FILES:
         path.write_text(with_studies(path.read_text(), studies, path))
 
@@ -51,6 +61,7 @@ def with_studies(text: str, studies: Mapping[str, Study], path: Path = FILES[0])
         (STUDY, "in short", in_short),
         (STUDY, "verdicts", verdicts),
         (CLASSIFICATION, "by batch size", by_batch_size),
+        (RECIPE, "table", of_recipe),
     ):
         begin = f"<!-- {study}, {name}: made by results/readme.py -->\n"
         end = f"<!-- end of {study}, {name} -->\n"
@@ -115,6 +126,17 @@ def by_batch_size(study: Study) -> str:
         rows.append([str(x), *(_short(error) if error and error.n else "" for error in found)])
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return f"{table}\n\n\\* one seed; the others have 2 or 3. Empty: not run yet.\n"
+
+
+def of_recipe(study: Study) -> str:
+    """Return error, mean IoU and loss of the recipe as a Markdown table, a row per arm."""
+    measures = {"wrong pixels": "final error", "mean IoU": "final mean IoU", "loss": "final loss"}
+    lines = [f"| | {' | '.join(measures)} | seeds |", "|---" + "|---:" * (1 + len(measures)) + "|"]
+    for row, arm in RECIPE_ROWS.items():
+        found = [study.measurement(arm, measure) for measure in measures.values()]
+        cells = (measurement_text(m, with_n=False).replace(" %", "%") for m in found)
+        lines.append(f"| {row} | {' | '.join(cells)} | {found[0].n} |")
+    return "\n".join(lines) + "\n"
 
 
 def _short(error: Measurement) -> str:

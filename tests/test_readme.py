@@ -80,6 +80,15 @@ def test_errors_by_batch_size_match_the_study() -> None:
     assert "| 128 | 22.81 ± 0.18% | 26.61 ± 0.16% |" in table
 
 
+def test_recipe_matches_the_study() -> None:
+    script = runpy.run_path(str(ROOT / "results" / "readme.py"))
+    study = script["RECIPE"]
+    table = script["of_recipe"](script["read_study"](ROOT / study))
+    text = (ROOT / "docs" / "choose.md").read_text()
+    assert _block(text, "table", study) == table, "run make readme"
+    assert "batch size 1 | 8.11 ± 0.02% |" in table
+
+
 def test_verdicts_match_the_study() -> None:
     script = runpy.run_path(str(ROOT / "results" / "readme.py"))
     verdicts = script["verdicts"](script["read_study"](ROOT / STUDY))
