@@ -63,6 +63,7 @@ TRUE: dict[str, Errors] = {
     "depth-plain": {},
     "depth-plain-bn": {deep("agc+wn", "plain20"): 10.5},
     "depth-plain-deep": {deep("bn", "plain56"): 30},
+    "depth-ws-plain": {deep("bn", "plain56"): 30},
     "depth-plain-gn": {deep("gn", m): 12 for m in ("plain20", "plain56", "plain110")},  # type: ignore[arg-type]
     "depth-plain-none": {**WORSE_NONE, deep("none", "plain110"): DIVERGED},
     "mlp-none": {mlp("none", 64): 11, mlp("none", 4): 11},
@@ -95,6 +96,7 @@ FALSE: dict[str, Errors] = {
     "depth-plain": {deep("agc+wn", "plain56"): 90},
     "depth-plain-bn": {deep("agc+wn", "plain20"): 13},
     "depth-plain-deep": {deep("agc+wn", "plain110"): 13},
+    "depth-ws-plain": {deep("agc+ws", "plain110"): 13},
     "depth-plain-gn": {deep("gn", "plain110"): 8},
     "depth-plain-none": {},
     "mlp-none": {mlp("none", 4): 9},

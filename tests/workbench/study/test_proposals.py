@@ -193,7 +193,7 @@ def test_momentum_has_the_step_length_of_the_paper() -> None:
         assert with_momentum(momentum).lr / (1 - momentum) == pytest.approx(0.02 / 0.1)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("proposals", 78), ("segmentation-recipe", 12)])
+@pytest.mark.parametrize(("name", "runs"), [("proposals", 78), ("segmentation-recipe", 16)])
 def test_plan_follows_the_claims(name: Any, runs: int, tmp_path: Path) -> None:
     """An interrupted study has the runs of the first claims, and all seeds of these."""
     preset = PRESETS[name]

@@ -26,6 +26,8 @@ as in most work since DeepLab, and the paper's learning rate. "At least as good"
 0.3 points of error worse, 1 point of mean IoU, and 0.01 of loss: twice the standard deviation over
 seeds of the first part, or less. The recipe is also tried with weight standardization and lambda
 from 0.5 (claims named recipe-ws*), which the second part found to be better in residual networks.
+BatchNorm first had the best of three learning rates; the best one was the lowest at both batch
+sizes, so two lower ones were added, without a change to the claims or their margins.
 """
 
 from dataclasses import replace
@@ -303,13 +305,14 @@ RECIPE_ERROR, RECIPE_IOU, RECIPE_LOSS = 0.3, 1.0, LOSS_MARGIN
 
 
 def best_bn(batch: int) -> Tuned:
-    """Return BatchNorm at the best of half, all and twice the paper's learning rate."""
-    return tuned(bn(batch), [round(factor * learning_rate(batch), 10) for factor in (0.5, 1, 2)])
+    """Return BatchNorm at the best of an eighth to twice the paper's learning rate."""
+    factors = (0.125, 0.25, 0.5, 1, 2)
+    return tuned(bn(batch), [round(factor * learning_rate(batch), 10) for factor in factors])
 
 
 RIVALS = (best_bn(4), best_bn(8))
 STANDARDIZED = replace(agc(1), norm="agc+ws")
-BOTH_BATCHES = "BatchNorm's at batch sizes 4 and 8, at the best of three learning rates"
+BOTH_BATCHES = "BatchNorm's at batch sizes 4 and 8, at the best of five learning rates"
 
 
 def recipe_claims(prefix: str, agc: str, arm: Arm) -> tuple[Claim, ...]:

@@ -244,7 +244,7 @@ PRESETS: dict[Name, Preset] = {
         catalog=RECIPE_CLAIMS,
         panels=RECIPE_PANELS,
         note="All runs have the settings of `deepcontrol train --recipe best`. They were fixed "
-        "before the runs and not searched on these images. BatchNorm has the best of three "
+        "before the runs and not searched on these images. BatchNorm has the best of five "
         "learning rates, chosen by the validation error of the first seed, which is to its "
         "advantage; AGC has one.",
     ),
