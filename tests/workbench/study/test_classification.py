@@ -14,6 +14,8 @@ from deepcontrol.workbench.study.classification import (
     BATCH_SWEEP,
     DEPTH_CLAIMS,
     DEPTH_SWEEPS,
+    LONG_CLAIMS,
+    LONG_SWEEP,
     MLP_CLAIMS,
     MLP_SWEEP,
     PEERS,
@@ -21,12 +23,13 @@ from deepcontrol.workbench.study.classification import (
     deep,
     mlp,
     part,
+    trained_long,
 )
 from deepcontrol.workbench.study.measures import Curve
 from deepcontrol.workbench.study.rules import Evidence
 from tests.workbench.study.made_up import curve
 
-CATALOGS = (BATCH_CLAIMS, DEPTH_CLAIMS, MLP_CLAIMS)
+CATALOGS = (BATCH_CLAIMS, DEPTH_CLAIMS, LONG_CLAIMS, MLP_CLAIMS)
 SECOND_PART = [claim for claims in CATALOGS for claim in claims]
 CLAIM = {claim.id: claim for claim in SECOND_PART}
 NUDGES = (-0.05, 0.0, 0.05)  # of three seeds
@@ -66,6 +69,8 @@ TRUE: dict[str, Errors] = {
     "depth-ws-plain": {deep("bn", "plain56"): 30},
     "depth-plain-gn": {deep("gn", m): 12 for m in ("plain20", "plain56", "plain110")},  # type: ignore[arg-type]
     "depth-plain-none": {**WORSE_NONE, deep("none", "plain110"): DIVERGED},
+    "long-ws-bn": {trained_long("agc+ws"): 10.3},
+    "long-published": {trained_long("bn"): 9.0},
     "mlp-none": {mlp("none", 64): 11, mlp("none", 4): 11},
     "mlp-ln": {},
     "mlp-bn": {mlp("bn", 64): 11},
@@ -99,6 +104,8 @@ FALSE: dict[str, Errors] = {
     "depth-ws-plain": {deep("agc+ws", "plain110"): 13},
     "depth-plain-gn": {deep("gn", "plain110"): 8},
     "depth-plain-none": {},
+    "long-ws-bn": {trained_long("agc+ws"): 10.8},
+    "long-published": {trained_long("bn"): 9.8},
     "mlp-none": {mlp("none", 4): 9},
     "mlp-ln": {mlp("agc", 4): 11},
     "mlp-bn": {mlp("agc", 64): 11},
@@ -163,7 +170,8 @@ def test_names_and_labels_of_arms_are_unique(claims: tuple[Claim, ...]) -> None:
 
 
 def test_claims_train_every_point_of_the_sweeps() -> None:
-    for claims, sweeps in zip(CATALOGS, ((BATCH_SWEEP,), DEPTH_SWEEPS, (MLP_SWEEP,)), strict=True):
+    drawn_by = ((BATCH_SWEEP,), DEPTH_SWEEPS, (LONG_SWEEP,), (MLP_SWEEP,))
+    for claims, sweeps in zip(CATALOGS, drawn_by, strict=True):
         trained = {contender for claim in claims for contender in claim.contenders}
         drawn = {point for sweep in sweeps for _, points in sweep.series for _, point in points}
         without_weight_norm = {at("agc", batch) for batch in BATCH_LRS}  # trained at 8 and 128

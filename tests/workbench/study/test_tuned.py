@@ -250,7 +250,7 @@ def test_only_names_claims_of_the_preset(tmp_path: Path) -> None:
         Reproduce(out=tmp_path, only=("depth-gn",))
 
 
-@pytest.mark.parametrize("name", ["cifar-batch", "cifar-depth", "fashion-mlp"])
+@pytest.mark.parametrize("name", ["cifar-batch", "cifar-depth", "cifar-long", "fashion-mlp"])
 def test_runs_follow_the_protocol(tmp_path: Path, name: str) -> None:
     preset = PRESETS[name]  # type: ignore[index]
     jobs = plan(preset.catalog, preset, tmp_path, None)

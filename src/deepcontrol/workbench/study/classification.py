@@ -7,7 +7,7 @@ Claims named ws-* and depth-ws-* are on agc+ws, AGC with standardized filters an
 They were added before the first run of agc+ws in this study. Known at that time was an exploration
 of such filters in ResNet-20 at batch size 128 (benchmarks/results/residual-gap-cuda.csv), and all
 other results of `cifar-batch`. depth-ws-plain was added before the first run of a network without
-shortcuts.
+shortcuts, and long-* before the first run of 200 epochs.
 
 Each contender has its own best learning rate out of a grid that all contenders share (`Tuned`).
 AGC stands for agc+wn, AGC with weight-normalized filters (AGC+WN in tables); the claim weight-norm
@@ -297,6 +297,44 @@ def _depth_sweep(title: str, models: dict[int, Model]) -> SweepSpec:
 DEPTH_SWEEPS = (
     _depth_sweep("ResNets, batch size 128: error by depth", RESIDUAL),
     _depth_sweep("Plain networks, batch size 128: error by depth", PLAIN),
+)
+
+
+# The usual number of epochs
+
+PUBLISHED = 8.75  # % of error: ResNet-20 with BatchNorm in He et al., 2015
+PUBLISHED_MARGIN = 0.75
+
+
+def trained_long(norm: Norm) -> Tuned:
+    """Return ResNet-20 at batch size 128, at its better learning rate after 200 epochs."""
+    return tuned(Arm(norm, 128, 0.0, "resnet20"), DEPTH_LRS)
+
+
+LONG_CLAIMS = (
+    claim(
+        "long-ws-bn",
+        "After 200 epochs, AGC's final error with weight standardization is at most 0.5 points "
+        "above BatchNorm's in ResNet-20",
+        *no_worse(trained_long("agc+ws"), trained_long("bn"), by=CLOSE),
+    ),
+    claim(
+        "long-published",
+        f"After 200 epochs, BatchNorm's final error in ResNet-20 is the published {PUBLISHED}%, "
+        f"within {PUBLISHED_MARGIN} points",
+        Check(
+            measure=FINAL,
+            arm=trained_long("bn"),
+            low=PUBLISHED - PUBLISHED_MARGIN,
+            high=PUBLISHED + PUBLISHED_MARGIN,
+        ),
+    ),
+)
+
+LONG_SWEEP = SweepSpec(
+    title="ResNet-20, batch size 128, 200 epochs",
+    x_label="layers",
+    series=tuple((NAMES[norm], ((20, trained_long(norm)),)) for norm in ("agc+ws", "bn")),
 )
 
 
