@@ -213,6 +213,30 @@ def test_host_time_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {rows[1][f"total_vs_batchnorm_p{p}"] for p in (20, 50, 80)} == {"1.000"}
 
 
+def test_kernel_shares_of_a_step_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--networks", "segnet:2", "--contenders", "agc", "bn")
+    rows = rows_of("kernel_shares", *words, patch=monkeypatch)
+    assert {row["contender"] for row in rows} == {"agc", "bn"}
+    for contender, operator in (("agc", "FusedNeuron"), ("bn", "aten::native_batch_norm")):
+        own = [row for row in rows if row["contender"] == contender]
+        assert math.isclose(sum(float(row["share"]) for row in own), 1.0, abs_tol=0.01)
+        times = [float(row["gpu_ms"]) for row in own]
+        assert times == sorted(times, reverse=True)
+        (found,) = (row for row in own if row["kernel"] == operator)
+        assert float(found["calls"]) == 25  # 26 convolutions; the last one has no normalization
+    more = rows_of("kernel_shares", *words[:-1], "--append", patch=monkeypatch)
+    assert len(more) > len(rows)
+    assert more[: len(rows)] == rows
+
+
+def test_kernel_shares_refuse_unknown_networks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        rows_of("kernel_shares", "--networks", "resnet50", patch=monkeypatch)
+    assert "expected NETWORK:BATCH such as resnet50:64" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_map_sums_are_handed_over_in_converted_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--networks", "plain-unet", "residual-unet", "--batch", 1, "--size", 32, 32)

@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from ...nn import AGCConv2d
 from ...ops import max_pool2x2, max_unpool2x2
 from ...ops.agc import agc_backward, agc_forward, center_backward, forward_function, saved_map
+from ...step import TrainingStep
 from .cases import Bench, Case, selected
 from .contenders import precision
 from .measure import (
@@ -47,7 +48,7 @@ PROFILED_STEPS = 3
 PASSES = 5
 KERNEL_KINDS = (  # the first pattern that matches a kernel's name decides
     ("AGC", r"^(agc|window_mean)_"),
-    ("gain in the weights", r"^_scale(_backward)?$"),
+    ("gain in the weights", r"^_scale(_backward)?(_\d+)?$"),  # torch.compile appends a number
     ("pooling", r"^(pool|pick|place)_kernel|max_?pool|max_?unpool"),
     ("BatchNorm", r"batch_?norm|(^|[^a-z])bn_"),
     ("loss", r"soft_?max|nll_?loss"),
@@ -200,23 +201,44 @@ def agc_parameters(channels: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.full(shape, v, device="cuda") for v in (1.0, 0.1, 0.5))  # type: ignore[return-value]
 
 
+class KernelTime(NamedTuple):
+    """How often a kernel runs in a step, and its milliseconds in all."""
+
+    calls: float
+    ms: float
+
+
+def profile_kernels(
+    step: TrainingStep, batch: tuple[Tensor, ...], steps: int = PROFILED_STEPS
+) -> dict[str, KernelTime]:
+    """Return the time of each kernel of a step by name; on a CPU, that of each operator.
+
+    The kernels of a captured step may run in parallel, so their sum may exceed the step's time.
+    """
+    on_gpu = batch[0].is_cuda
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities, acc_events=True) as profiler:
+        for _ in range(steps):
+            step(*batch)
+        if on_gpu:
+            torch.cuda.synchronize()
+    return {
+        event.key: KernelTime(
+            event.count / steps,
+            (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3 / steps,
+        )
+        for event in profiler.key_averages()
+        if event.device_type.name == ("CUDA" if on_gpu else "CPU")
+    }
+
+
 def measure_profile(case: Case, steps: int) -> list[Row]:
     """Return one row per kind of kernel, with its GPU milliseconds per step."""
     del steps  # a profile of PROFILED_STEPS steps is enough
     with precision(case.dtype):
         step, batch = training_step(replace(case, group="segnet"), "cuda")
         warm_up(step, lambda: step(*batch))
-        torch.cuda.synchronize()
-        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-        with profile(activities=activities, acc_events=True) as profiler:
-            for _ in range(PROFILED_STEPS):
-                step(*batch)
-            torch.cuda.synchronize()
-    times = {
-        event.key: event.self_device_time_total / 1e3 / PROFILED_STEPS
-        for event in profiler.key_averages()
-        if event.device_type.name == "CUDA"
-    }
+        times = {name: kernel.ms for name, kernel in profile_kernels(step, batch).items()}
     rows = []
     for kind, names in group_by_kind(times).items():
         row = {**case.key, "part": kind, "gpu_ms": f"{sum(names.values()):.4f}"}
