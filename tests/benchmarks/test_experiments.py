@@ -351,3 +351,21 @@ def test_recurrent_norms_on_sequences_of_other_lengths(monkeypatch: pytest.Monke
     assert all(0 <= float(r[f"error_{n}"]) <= 1 for r in rows for n in (4, 5))
     assert len({r["loss_5"] for r in rows}) == len(rows)
     assert rows_of("recurrent", *words, patch=monkeypatch) == rows  # all rows are there already
+
+
+def test_one_call_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--rounds", 2, "--count", 2, "--layers", 0, 5, 7)
+    rows = rows_of("one_call", *words, patch=monkeypatch)
+    names = ["8->8 6x10 3x3", "3->16 6x10 3x3", "8->16 6x10 1x1 stride 2"]
+    assert list(dict.fromkeys(row["layer"] for row in rows)) == names
+    steps = [row for row in rows if row["part"] == "step"]
+    forms = {"today", "one call, sign of y", "one call, bits by the next"}
+    assert {row["form"] for row in steps} == forms
+    assert sum(row["form"] == "one call, bits by the next" for row in steps) == 1  # y is an input
+    for row in steps:
+        assert float(row["error"]) < 5e-3
+        assert float(row["gradient_error"]) < 0.1
+        assert row["keeps_nan"] == "True"
+    assert {row["form"] for row in rows if row["part"] == "folded"} == {
+        "constant bias", "today", "one call"
+    }  # fmt: skip

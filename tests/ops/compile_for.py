@@ -27,7 +27,7 @@ from triton.runtime import driver
 from deepcontrol.ops.activation import empty_relu_mask
 from deepcontrol.ops.gain_conv import ConvOperands
 from deepcontrol.ops.reference import FilterNorm
-from deepcontrol.ops.triton import agc, agc_pool, gain, pool, tiling, window
+from deepcontrol.ops.triton import agc, agc_pool, gain, one_call, pool, tiling, window
 
 gain_conv = importlib.import_module("deepcontrol.ops.gain_conv")  # ops.gain_conv is a function
 
@@ -107,6 +107,13 @@ def launch_all(dtype: torch.dtype, last: bool) -> None:
         gain.scale_backward(weight, gamma, scaled)
         gain.scale(weight, gamma, dtype, FilterNorm(2**0.5, centered=True))
         gain.scale_backward(weight, gamma, scaled, FilterNorm(2**0.5, centered=True))
+        sums, _ = one_call.input_sums(z[:1], True, last and shape[1] % 8 == 0)
+        for norm in (None, FilterNorm(2**0.5, centered=True)):
+            one_call.scale_with_mean(weight, gamma, beta, lam, z[:1], sums, dtype, norm)
+        one_call.scale_with_mean(filters, None, beta, lam, z[:1], sums, dtype)
+        seen = one_call.seen_positions(z[:1], weight[..., :1, :1], (2, 2))
+        sums, _ = one_call.input_sums(seen, False)
+        one_call.scale_with_mean(weight[..., :1, :1], gamma, beta, lam, seen, sums, dtype)
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -125,7 +132,7 @@ def main() -> None:
     stub = Driver(int(sys.argv[1]))
     driver.set_active(stub)
     torch.cuda.current_device = lambda: None  # type: ignore[assignment, return-value]
-    tiling._multiprocessors = functools.cache(lambda device: MULTIPROCESSORS)
+    tiling.multiprocessors = functools.cache(lambda device: MULTIPROCESSORS)
     gain_conv.MIN_ELEMENTS = 1 << 16
     for dtype in sys.argv[2:]:
         launch_all(getattr(torch, dtype), last=dtype != "float16")

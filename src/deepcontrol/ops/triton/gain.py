@@ -64,17 +64,19 @@ def _filter_mean(weight, row, length, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _scale(
-    weight, gain, scaled, length, NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr
+def filter_factor(
+    weight, gain, row, length, NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(0)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    at = tl.cast(row, tl.int64) * length + i
-    w = tl.load(weight + at, mask=i < length).to(tl.float32)
-    factor = tl.load(gain + row).to(tl.float32)
+    """Return the mean of a filter, 0 unless CENTERED, and the factor that makes V of the rest.
+
+    A gain of None is 1.
+    """
+    factor = tl.cast(1.0, tl.float32)
+    if gain is not None:
+        factor = tl.load(gain + row).to(tl.float32)
+    mean = tl.cast(0.0, tl.float32)
     if CENTERED:
         mean = _filter_mean(weight, row, length, BLOCK)
-        w -= mean
     if NORM > 0:
         squares = tl.zeros([BLOCK], tl.float32)
         for start in range(0, length, BLOCK):
@@ -85,6 +87,20 @@ def _scale(
                 w_j = tl.where(j < length, w_j - mean, 0.0)
             squares += w_j * w_j
         factor *= NORM * tl.rsqrt(_square_norm(squares, NORM))
+    return mean, factor
+
+
+@triton.jit
+def _scale(
+    weight, gain, scaled, length, NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.cast(row, tl.int64) * length + i
+    w = tl.load(weight + at, mask=i < length).to(tl.float32)
+    mean, factor = filter_factor(weight, gain, row, length, NORM, CENTERED, BLOCK)
+    if CENTERED:
+        w -= mean
     v = w * factor
     tl.store(scaled + at, v.to(scaled.dtype.element_ty), mask=i < length)
 

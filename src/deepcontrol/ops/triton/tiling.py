@@ -113,7 +113,8 @@ def _single_pass_tiling(n: int, c: int, p: int, multiprocessors: int, held: int)
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a device."""
     if device.type != "cuda":
         return 1  # Triton's interpreter
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -145,7 +146,7 @@ class TiledMaps:
         if strides is None:
             raise ValueError(f"no kernel for strides {maps.stride()}")  # dispatch checks it first
         sn, sc, sp = strides
-        self.multiprocessors = _multiprocessors(device)
+        self.multiprocessors = multiprocessors(device)
         self.tiling = tiling = tiling or choose_tiling(
             n, c, p, bool(sc == 1), self.multiprocessors, held, stores_sums, mean_known
         )

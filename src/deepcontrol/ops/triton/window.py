@@ -346,7 +346,7 @@ def _blocks(
     blocks = divide(view.length, block_l)
     if segments is None:
         programs = view.outer * divide(view.inner, block_i)
-        wanted = divide(PROGRAMS * tiling._multiprocessors(device), programs)
+        wanted = divide(PROGRAMS * tiling.multiprocessors(device), programs)
         # The direct sum at the start of a segment should be shorter than the segment.
         longest = view.length // (2 * max(block_l, sum(span) + 1))
         segments = max(1, min(wanted, longest))
