@@ -27,8 +27,10 @@ from tests.workbench.train.runs import signal_at_step
 IMAGES, BATCH, EPOCHS = 24, 4, 2
 STOP = WARMUP_STEPS + 2  # after the first captured step
 # Largest distance of the weights of both runs, relative to their distance from the start. The
-# captured step launches the same kernels, so that only the order of atomic sums may differ.
+# captured step launches the same kernels, so 0 is expected. Noise of 1e-6 in the images of every
+# step leads to 1e-6 to 3e-3, and to 1e-2 and 2e-2 in the cases listed here (on a CPU, 3 seeds).
 TOLERANCE = 0.01
+TOLERANCES = {"bf16": 0.05, "all": 0.05}
 
 
 def images(channels: int, *size: int) -> Tensor:
@@ -44,7 +46,7 @@ def pixels() -> TensorDataset:
 
 
 def volumes() -> TensorDataset:
-    values = images(1, 32, 32, 32)
+    values = images(1, 16, 32, 32)
     return TensorDataset(values, (values[:, 0] > 0).long())
 
 
@@ -64,34 +66,39 @@ def volume_network() -> nn.Module:
     return UNet3d(1, 2, width=0.125)
 
 
+UNET = {"model": "unet", "width": 0.1}
+
 # Name: settings, the network (None: that of the settings), and the data.
 Case = tuple[dict[str, Any], Callable[[], nn.Module] | None, Callable[[], TensorDataset]]
 CASES: dict[str, Case] = {
-    "sgd": ({}, None, pixels),
-    "adamw": ({"optimizer": "adamw"}, None, pixels),
-    "ema": ({"ema": 0.9}, None, pixels),
-    "dice": ({"loss": "dice"}, None, pixels),
-    "ce+dice": ({"loss": "ce+dice"}, None, pixels),
-    "focal": ({"loss": "focal"}, None, pixels),
-    "accumulate": ({"accumulate": 4}, None, pixels),
-    "clip": ({"clip_grad_norm": 0.1}, None, pixels),
-    "onecycle": ({"schedule": "onecycle"}, None, pixels),
-    "poly": ({"schedule": "poly", "warmup_epochs": 0.5}, None, pixels),
+    "sgd": (UNET, None, pixels),
+    "adamw": ({**UNET, "optimizer": "adamw"}, None, pixels),
+    "ema": ({**UNET, "ema": 0.9}, None, pixels),
+    "dice": ({**UNET, "loss": "dice"}, None, pixels),
+    "ce+dice": ({**UNET, "loss": "ce+dice"}, None, pixels),
+    "focal": ({**UNET, "loss": "focal"}, None, pixels),
+    "accumulate": ({**UNET, "accumulate": 4}, None, pixels),
+    "clip": ({**UNET, "clip_grad_norm": 0.1}, None, pixels),
+    "onecycle": ({**UNET, "schedule": "onecycle"}, None, pixels),
+    "poly": ({**UNET, "schedule": "poly", "warmup_epochs": 0.5}, None, pixels),
     "all": (
         {
+            **UNET,
             "optimizer": "adamw",
             "ema": 0.9,
             "loss": "ce+dice",
             "accumulate": 2,
-            "clip_grad_norm": 1.0,
+            "clip_grad_norm": 0.1,
             "schedule": "cosine",
             "weight_decay": 0.01,
         },
         None,
         pixels,
     ),
-    "unet": ({"model": "unet", "width": 0.1}, None, pixels),
-    "bn": ({"model": "unet", "width": 0.1, "norm": "bn"}, None, pixels),
+    "recipe": ({**UNET, "recipe": "recommended"}, None, pixels),
+    "bf16": ({**UNET, "precision": "bf16"}, None, pixels),
+    "bn": ({**UNET, "norm": "bn"}, None, pixels),
+    "segnet": ({"width": 0.05}, None, pixels),
     "unet3d": ({"loss": "ce+dice", "lr": 0.02}, volume_network, volumes),
     "classification": (
         {"model": "resnet20", "width": 0.25, "data": "torch-classification"},
@@ -101,7 +108,7 @@ CASES: dict[str, Case] = {
     "own network": ({"optimizer": "adamw"}, own_network, pixels),
 }
 # One at a time they take a second or more on a CPU.
-FAST = ("all", "own network", "classification")
+FAST = ("own network", "classification")
 
 
 def trainer(name: str, out: Path, **changes: Any) -> Trainer:
@@ -112,7 +119,6 @@ def trainer(name: str, out: Path, **changes: Any) -> Trainer:
         "sample_epochs": (),
         "precision": "fp32",
         "deterministic": True,
-        **({"width": 0.05} if model is None else {}),
         **settings,
         **changes,
     }
@@ -139,7 +145,7 @@ def tensors(checkpoint: Any) -> dict[str, Tensor]:
             for key, inner in value.items():
                 collect(f"{prefix}.{key}", inner)
 
-    for part in ("optimizer", "ema"):
+    for part in ("optimizer", "average"):
         collect(part, checkpoint.state.get(part))
     return found
 
@@ -159,18 +165,25 @@ def interrupted(name: str, out: Path, patch: pytest.MonkeyPatch, **changes: Any)
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_captured_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernels may differ, after all; TF32 would make that a difference of 1e-3.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     replayed = count_replays(monkeypatch)
     eager = fit(name, tmp_path / "eager", device="cuda", engine="eager")
     assert not replayed
     graph = interrupted(name, tmp_path / "graph", monkeypatch, device="cuda", engine="graph")
     assert len(replayed) >= 3, "the steps were not captured"
-    compare(eager, graph, start(name))
+    compare(eager, graph, start(name), TOLERANCES.get(name, TOLERANCE))
 
 
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-def test_steps_on_a_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_on_a_cpu(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
     whole = fit(name, tmp_path / "whole", device="cpu")
     resumed = interrupted(name, tmp_path / "resumed", monkeypatch, device="cpu")
     assert whole.keys() == resumed.keys()
@@ -178,6 +191,16 @@ def test_steps_on_a_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     before = start(name)
     moved = [key for key in before if not torch.equal(before[key], whole[f"model.{key}"])]
     assert len(moved) > len(before) // 2
+    if name != "sgd" and before.keys() == start("sgd").keys():  # the same network
+        plain = request.getfixturevalue("plain")
+        same = [torch.allclose(whole[f"model.{key}"], plain[f"model.{key}"]) for key in before]
+        assert all(same) == (name == "accumulate")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """Return the tensors of a run without options."""
+    return fit("sgd", tmp_path_factory.mktemp("plain") / "run", device="cpu")
 
 
 def start(name: str) -> dict[str, Tensor]:
@@ -187,7 +210,12 @@ def start(name: str) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-def compare(eager: dict[str, Tensor], graph: dict[str, Tensor], before: dict[str, Tensor]) -> None:
+def compare(
+    eager: dict[str, Tensor],
+    graph: dict[str, Tensor],
+    before: dict[str, Tensor],
+    tolerance: float,
+) -> None:
     """Assert that both runs moved the weights by the same amount in the same direction."""
     assert eager.keys() == graph.keys()
     floats = [key for key in before if before[key].is_floating_point()]
@@ -199,10 +227,11 @@ def compare(eager: dict[str, Tensor], graph: dict[str, Tensor], before: dict[str
     ends = [{key: run[f"model.{key}"].cpu() for key in floats} for run in (eager, graph)]
     moved = distance(ends[0], before)
     assert moved > 0
-    assert distance(*ends) <= TOLERANCE * moved
+    assert distance(*ends) / moved <= tolerance
+    # Momenta and averages, each relative to its own size
     for key in eager.keys() - {f"model.{own}" for own in before}:
         a, b = eager[key].double().cpu(), graph[key].double().cpu()
-        assert (a - b).norm() <= 0.05 * a.norm() + 1e-12, key
+        assert (a - b).norm() <= 5 * tolerance * a.norm() + 1e-12, key
 
 
 def count_replays(patch: pytest.MonkeyPatch) -> list[int]:
