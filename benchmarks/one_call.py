@@ -175,11 +175,12 @@ class Case:
     ) -> tuple[Tensor, Saved, Tensor | None]:
         """Return y, the saved tensors with y as the ReLU mask, and the bits of x if asked for."""
         weight, gain, bias, lam = neuron
-        seen = kernels.seen_positions(x, weight, tuple(self.geometry.stride))
-        sums, mask = kernels.input_sums(seen, self.layer.kernel > 1, with_mask)
+        window = kernels.Window.of(x, self.geometry.stride)
+        sums, mask = kernels.input_sums(x, window, self.layer.kernel > 1, with_mask)
         scaled, mean, shift = kernels.scale_with_mean(
-            weight, gain, bias, lam, seen, sums, DTYPE, bias_dtype=bias_dtype
+            weight, gain, bias, lam, x, window, sums, DTYPE, bias_dtype=bias_dtype
         )
+        assert scaled is not None
         y = conv_relu(x, scaled, shift, self.geometry)
         return y, Saved(x, weight, gain, scaled, y, None, bias, lam, mean), mask
 
@@ -284,6 +285,7 @@ def check(case: Case) -> dict[str, Row]:
     broken = x.clone()
     broken[..., 0, 0] = torch.nan
     found: dict[str, Row] = {}
+    worst = 0.0  # error of today's gradients
     for name, run in forms.items():
         try:
             result, saved, _ = run(neuron, x)
@@ -298,15 +300,17 @@ def check(case: Case) -> dict[str, Row]:
             "gradient_error": f"{max(errors):.1e}",
             "keeps_nan": bool(run(neuron, broken)[0].isnan().any()),
         }
-        # An element at 0 may be rounded to either side, which changes the gradients of a small map.
-        if not (relative(result, y) < 0.01 and max(errors) < 0.1):
+        # In bf16 the gradients of today's neuron are far from exact if g has mean 0: most of
+        # lambda * mean(g) is rounded away. One call must not add to that.
+        worst = worst if name != "today" else max(errors)
+        if not (relative(result, y) < 0.01 and max(errors) < 1.5 * worst + 0.05):
             raise RuntimeError(f"{case.layer}, {name}: errors {relative(result, y)}, {errors}")
     return found
 
 
 def with_bits(case: Case, neuron: Neuron, x: Tensor) -> tuple[Any, ...]:
     y, saved, _ = case.one_call(neuron, x)
-    mask = kernels.input_sums(y, borders=True, with_mask=True)[1]
+    mask = kernels.input_sums(y, kernels.Window.of(y, (1, 1)), True, with_mask=True)[1]
     assert mask is not None
     return y, saved._replace(saved=mask), mask
 
@@ -325,9 +329,9 @@ def calls_of(case: Case, fp32_bias: bool) -> dict[str, Call]:
     maps = [torch.empty_like(y) for y, *_ in results]
     shifts = [torch.zeros_like(n.bias, dtype=DTYPE) for n in case.neurons]
     inputs = [saved.x for saved in all_saved]
-    seen = [kernels.seen_positions(x, scaled[0], tuple(geometry.stride)) for x in inputs]
+    window = kernels.Window.of(inputs[0], geometry.stride)
     has_borders = case.layer.kernel > 1
-    sums = [kernels.input_sums(x, has_borders)[0] for x in seen]
+    sums = [kernels.input_sums(x, window, has_borders)[0] for x in inputs]
     rest = [n[2:] for n in case.neurons]
 
     def convolve() -> object:
@@ -360,10 +364,10 @@ def calls_of(case: Case, fp32_bias: bool) -> dict[str, Call]:
         "part: convolution with bias and ReLU": convolve_relu,
         "part: gain kernel": lambda: [plan.scale(*n[:2]) for n in case.neurons],
         "part: AGC kernels": agc,
-        "part: input sums": lambda: [kernels.input_sums(x, has_borders) for x in seen],
+        "part: input sums": lambda: [kernels.input_sums(x, window, has_borders) for x in inputs],
         "part: gain kernel with mean": lambda: [
-            kernels.scale_with_mean(*n, x, s, DTYPE)
-            for n, x, s in zip(case.neurons, seen, sums, strict=True)
+            kernels.scale_with_mean(*n, x, window, s, DTYPE)
+            for n, x, s in zip(case.neurons, inputs, sums, strict=True)
         ],
         "forward: today": case.today_in_a_row,
         "forward: one call, sign of y": case.one_call_in_a_row,
@@ -378,7 +382,7 @@ def calls_of(case: Case, fp32_bias: bool) -> dict[str, Call]:
     if case.takes_mask:
         calls |= {
             "part: input sums, writing bits": lambda: [
-                kernels.input_sums(x, has_borders, True) for x in inputs
+                kernels.input_sums(x, window, has_borders, True) for x in inputs
             ],
             "forward: one call, bits by the next": case.one_call_with_bits_in_a_row,
             "step: one call, bits by the next": lambda: case.step(case.one_call_with_bits_in_a_row),
@@ -388,14 +392,13 @@ def calls_of(case: Case, fp32_bias: bool) -> dict[str, Call]:
         calls["step: today, map sums handed over"] = lambda: case.step(
             case.today_with_sums_in_a_row
         )
-    return calls | folded_calls(case, inputs, seen, sums)
+    return calls | folded_calls(case, inputs, sums)
 
 
-def folded_calls(
-    case: Case, inputs: list[Tensor], seen: list[Tensor], sums: list[Tensor]
-) -> dict[str, Call]:
+def folded_calls(case: Case, inputs: list[Tensor], sums: list[Tensor]) -> dict[str, Call]:
     """Return the layers for inference: folded as today, and as one call."""
     layer, geometry = case.layer, case.geometry
+    window = kernels.Window.of(inputs[0], geometry.stride)
     folded: list[Any] = []
     for neuron in case.neurons:
         module = AGCConv2d(
@@ -410,15 +413,15 @@ def folded_calls(
             m._convolve(x, m.padding, m.bias).relu_() for m, x in zip(folded, inputs, strict=True)
         ]
 
-    def mean_of(module: Any, view: Tensor, total: Tensor) -> Tensor:
+    def bias_of(module: Any, x: Tensor, total: Tensor) -> Tensor:
         parameters = (module.weight, None, module.bias, module.mean_scale)
-        return kernels.scale_with_mean(*parameters, view, total, DTYPE)[2]
+        return kernels.scale_with_mean(*parameters, x, window, total, DTYPE)[2]
 
     def one_call() -> object:
         results = []
-        for module, x, view in zip(folded, inputs, seen, strict=True):
-            total = kernels.input_sums(view, layer.kernel > 1)[0]
-            results.append(conv_relu(x, module.weight, mean_of(module, view, total), geometry))
+        for module, x in zip(folded, inputs, strict=True):
+            total = kernels.input_sums(x, window, layer.kernel > 1)[0]
+            results.append(conv_relu(x, module.weight, bias_of(module, x, total), geometry))
         return results
 
     calls: dict[str, Call] = {
@@ -426,7 +429,7 @@ def folded_calls(
         "folded: today": lambda: [m(x) for m, x in zip(folded, inputs, strict=True)],
         "folded: one call": one_call,
         "part: mean from V": lambda: [
-            mean_of(*each) for each in zip(folded, seen, sums, strict=True)
+            bias_of(*each) for each in zip(folded, inputs, sums, strict=True)
         ],
     }
     wanted, got = folded[0](inputs[0]), one_call()[0]  # type: ignore[index]
@@ -491,6 +494,7 @@ def measure(layer: Layer, args: argparse.Namespace) -> list[Row]:
                 **percentiles("us", values),
                 **(dict.fromkeys(("error", "gradient_error", "keeps_nan"), "") | found),
                 "layers": args.count,
+                "autotune": args.autotune,
                 "rounds": args.rounds,
                 "source": source_hash(),
             }
@@ -525,6 +529,10 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=50.0, help="seconds after which no further layer starts"
     )
+    parser.add_argument(
+        "--autotune", action=argparse.BooleanOptionalAction, default=True,
+        help="let cuDNN choose its kernels by timing them, as torch.backends.cudnn.benchmark",
+    )  # fmt: skip
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=device)
     parser.add_argument("--out", type=Path, help="CSV file")
@@ -532,7 +540,7 @@ def main() -> None:
     if args.rounds < 2:
         parser.error(f"--rounds must be at least 2 for a spread, got {args.rounds}")
     out = args.out or Path(f"benchmarks/results/one-call-{args.device}.csv")
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = args.autotune
     torch.manual_seed(0)
     print(f"One convolution call on {hardware(args.device)}: batch 1, bf16, channels_last.")
     begin, rows = time.perf_counter(), []

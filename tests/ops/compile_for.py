@@ -107,13 +107,16 @@ def launch_all(dtype: torch.dtype, last: bool) -> None:
         gain.scale_backward(weight, gamma, scaled)
         gain.scale(weight, gamma, dtype, FilterNorm(2**0.5, centered=True))
         gain.scale_backward(weight, gamma, scaled, FilterNorm(2**0.5, centered=True))
-        sums, _ = one_call.input_sums(z[:1], True, last and shape[1] % 8 == 0)
+        x = z[:1]
+        every = one_call.Window.of(x, (1, 1))
+        sums, _ = one_call.input_sums(x, every, True, last and shape[1] % 8 == 0)
         for norm in (None, FilterNorm(2**0.5, centered=True)):
-            one_call.scale_with_mean(weight, gamma, beta, lam, z[:1], sums, dtype, norm)
-        one_call.scale_with_mean(filters, None, beta, lam, z[:1], sums, dtype)
-        seen = one_call.seen_positions(z[:1], weight[..., :1, :1], (2, 2))
-        sums, _ = one_call.input_sums(seen, False)
-        one_call.scale_with_mean(weight[..., :1, :1], gamma, beta, lam, seen, sums, dtype)
+            one_call.scale_with_mean(weight, gamma, beta, lam, x, every, sums, dtype, norm)
+        one_call.scale_with_mean(filters, None, beta, lam, x, every, sums, dtype)
+        second = one_call.Window.of(x, (2, 2))
+        sums, _ = one_call.input_sums(x, second, False)
+        weight = weight[..., :1, :1]
+        one_call.scale_with_mean(weight, gamma, beta, lam, x, second, sums, dtype)
 
 
 def resources(cubin: bytes) -> dict[str, int]:

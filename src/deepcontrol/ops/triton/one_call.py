@@ -14,14 +14,14 @@ bias and applies ReLU:
 The mean is that of the convolution as computed: V is rounded first.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..layout import map_strides
 from ..reference import FilterNorm
 from . import tiling
 from .blocks import pack_mask
@@ -137,24 +137,41 @@ def scale_with_mean_kernel(
     tl.store(shift + row, bias.to(shift.dtype.element_ty))
 
 
-def seen_positions(x: Tensor, weight: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Return the part of x that the convolution reads: a view for a 1x1 kernel with a stride."""
-    return x if tuple(weight.shape[2:]) != (1, 1) else x[:, :, :: stride[0], :: stride[1]]
+class Window(NamedTuple):
+    """The positions of x (1, C, H, W) that a convolution reads, and their strides.
+
+    A 3x3 kernel with padding 1 and stride 1 reads all of them, a 1x1 kernel every stride-th.
+    """
+
+    height: int
+    width: int
+    sc: int
+    sh: int
+    sw: int
+
+    @classmethod
+    def of(cls, x: Tensor, stride: Sequence[int]) -> "Window":
+        _, _, height, width = x.shape
+        _, sc, sh, sw = x.stride()
+        down, right = stride
+        return cls(divide(height, down), divide(width, right), sc, down * sh, right * sw)
 
 
-def input_sums(x: Tensor, borders: bool, with_mask: bool = False) -> tuple[Tensor, Tensor | None]:
+def input_sums(
+    x: Tensor, window: Window, borders: bool, with_mask: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Return the sums of x (1, C, H, W), (parts + 4 or 0, C), and the ReLU mask of x or None.
 
     Args:
-        borders: Whether the four last rows are the sums of the borders of each channel.
+        window: The positions to sum.
+        borders: Whether the last four rows are the sums of the borders of each channel.
         with_mask: Whether to write the bits x > 0, laid out as activation.empty_relu_mask says. x
             is then channels_last, and its channels are a multiple of 8.
     """
-    _, c, height, width = x.shape
-    flat = map_strides(x) is not None
+    c, positions = x.shape[1], window.height * window.width
     block_c = power_of_2(max(c, 16), 64 if c <= 128 else 32)
-    block_p = min(BLOCK // block_c, power_of_2(height * width, BLOCK))
-    groups, blocks = divide(c, block_c), divide(height * width, block_p)
+    block_p = min(BLOCK // block_c, power_of_2(positions, BLOCK))
+    groups, blocks = divide(c, block_c), divide(positions, block_p)
     parts = min(blocks, divide(PROGRAMS * tiling.multiprocessors(x.device), groups))
     steps = divide(blocks, parts)
     parts = divide(blocks, steps)
@@ -164,11 +181,12 @@ def input_sums(x: Tensor, borders: bool, with_mask: bool = False) -> tuple[Tenso
     if with_mask:
         relu_mask = torch.empty(x.numel() // 8, dtype=torch.uint8, device=x.device)
     warps = max(1, min(8, block_c * block_p // 1024))
-    even = c % block_c == 0 and height * width == parts * steps * block_p
     arguments = dict(
-        x=x, sums=sums, relu_mask=relu_mask, C=c, height=height, width=width, groups=groups,
-        parts=parts, steps=steps, FLAT=flat, EVEN_BLOCKS=even, BLOCK_P=block_p, BLOCK_C=block_c,
-        ROWS=min(block_p, max(1, 256 * warps // block_c)), num_warps=warps, **_strides(x),
+        x=x, sums=sums, relu_mask=relu_mask, C=c, groups=groups, parts=parts, steps=steps,
+        FLAT=window.sh == window.width * window.sw,
+        EVEN_BLOCKS=c % block_c == 0 and positions == parts * steps * block_p,
+        BLOCK_P=block_p, BLOCK_C=block_c, ROWS=min(block_p, max(1, 256 * warps // block_c)),
+        num_warps=warps, **window._asdict(),
     )  # fmt: skip
     launch(input_sums_kernel, (groups * rows, 1, 1), arguments, x.device)
     return sums, relu_mask
@@ -180,42 +198,37 @@ def scale_with_mean(
     beta: Tensor,
     lam: Tensor,
     x: Tensor,
+    window: Window,
     sums: Tensor,
     dtype: torch.dtype,
     filter_norm: FilterNorm | None = None,
     bias_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return V in the layout of W, the means (1, F) and the bias beta - lambda m of the maps.
 
     Args:
         weight: Filters W (F, C, 3, 3) of a convolution with padding 1, or (F, C, 1, 1).
-        gain: gamma; None if weight is V already, which is then returned as it is.
-        x: The positions that the convolution reads (see seen_positions).
-        sums: The result of `input_sums` for x, with borders for a 3x3 kernel.
+        gain: gamma; None if weight is V already, and the V returned is None.
+        window: The positions of x that the convolution reads.
+        sums: The result of `input_sums`, with borders for a 3x3 kernel.
         dtype: Of V.
         filter_norm: Normalization of each filter before the gain, or None.
         bias_dtype: Of the bias; None means that of V.
     """
-    (filters, c), taps = weight.shape[:2], weight[0, 0].numel()
-    _, _, height, width = x.shape
+    (filters, c), taps = weight.shape[:2], weight.shape[2] * weight.shape[3]
     scaled = None if gain is None else torch.empty_like(weight, dtype=dtype)
     mean = x.new_empty((1, filters), dtype=torch.float32)
     shift = x.new_empty(filters, dtype=bias_dtype or dtype)
-    length = c * taps
-    block_c = power_of_2(c, MAX_CHANNELS)
-    parts = sums.shape[0] - 4 * (taps > 1)
+    block_c, parts = power_of_2(c, MAX_CHANNELS), sums.shape[0] - 4 * (taps > 1)
     norm, centered = filter_norm or (0.0, False)
     arguments = dict(
-        weight=weight, gain=gain, beta=beta.contiguous(), lam=lam.contiguous(), x=x, sums=sums,
-        scaled=scaled, mean=mean, shift=shift, C=c, length=length, height=height, width=width,
-        parts=parts, NORM=norm, CENTERED=centered, TAPS=16 if taps > 1 else 1, BLOCK_C=block_c,
+        weight=weight, gain=None if gain is None else gain.contiguous(), beta=beta.contiguous(),
+        lam=lam.contiguous(), x=x, sums=sums, scaled=scaled, mean=mean, shift=shift, C=c,
+        length=c * taps, parts=parts, NORM=norm, CENTERED=centered,
+        TAPS=16 if taps > 1 else 1, BLOCK_C=block_c,
         BLOCK_T=power_of_2(parts, max(1, 4096 // block_c)),
-        BLOCK=power_of_2(length, BLOCK_FILTER), num_warps=8 if taps * block_c > 2048 else 4,
-        **_strides(x), **dict(zip(("fc", "fi", "fj"), weight.stride()[1:], strict=True)),
+        BLOCK=power_of_2(c * taps, BLOCK_FILTER), num_warps=8 if taps * block_c > 2048 else 4,
+        **window._asdict(), **dict(zip(("fc", "fi", "fj"), weight.stride()[1:], strict=True)),
     )  # fmt: skip
     launch(scale_with_mean_kernel, (filters, 1, 1), arguments, x.device)
-    return weight if scaled is None else scaled, mean, shift
-
-
-def _strides(x: Tensor) -> dict[str, Any]:
-    return dict(zip(("sc", "sh", "sw"), x.stride()[1:], strict=True))
+    return scaled, mean, shift
