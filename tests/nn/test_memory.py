@@ -1,6 +1,7 @@
 """Bytes of the tensors that networks save for backward."""
 
 import itertools
+import sys
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from deepcontrol import AGC2d, AGCConv2d
 from deepcontrol.nn import AGCConvPool2d, saved_bytes
+from deepcontrol.ops import replay
+from deepcontrol.workbench.models import ResNet50
 
 N, H, W = 4, 12, 10
 WIDTHS = [3, 8, 16, 16, 8, 8]
@@ -67,6 +70,53 @@ def test_autocast_saves_bf16_copies() -> None:
     # A bf16 copy of all filters: scaled by the gain in AGCConv2d, plain in the last convolution.
     filters = 2 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Conv2d))
     assert saved == maps + means + filters
+
+
+def test_filters_larger_than_the_input_are_not_saved_under_autocast() -> None:
+    """At batch size 1 the weights of deep layers would take most of the memory."""
+    layer = AGCConv2d(16, 8, 3, padding=1, activation="none")
+    for side, saves_filters in ((8, False), (9, True)):  # 8 x 9 weights per channel
+        x = torch.randn(1, 16, side, side)
+        with torch.autocast("cpu", torch.bfloat16):
+            saved = saved_bytes(layer, x)
+        least = x.numel() * 2 + 8 * 4
+        assert saved == least + saves_filters * layer.weight.numel() * 2
+
+
+@pytest.mark.parametrize("unfused", [False, True])
+def test_recomputed_filters_give_the_same_gradients(
+    unfused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    # SiLU runs as two autograd functions.
+    layer = AGCConv2d(6, 8, 3, padding=1, activation="silu" if unfused else "relu")
+    x, g = torch.randn(1, 6, 5, 4), torch.randn(1, 8, 5, 4)
+    found = []
+    for saves in (False, True):
+        # Plans are made once per shape.
+        monkeypatch.setattr(replay, "_replays", {})
+        for module in ("neuron", "gain_conv"):
+            name = f"deepcontrol.ops.{module}"  # ops.gain_conv is the function
+            monkeypatch.setattr(sys.modules[name], "saves_scaled", lambda *_, saves=saves: saves)
+        inputs = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(inputs)
+        y.backward(g.to(y.dtype))
+        found.append([inputs.grad, *(p.grad for p in layer.parameters())])
+        layer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.slow
+def test_resnet50_saves_less_than_batchnorm_at_batch_size_1() -> None:
+    """The filters of its deep layers are larger than their maps."""
+    x = torch.randn(1, 3, 128, 128)
+    sizes = {}
+    for norm in ("agc", "bn", "none"):
+        with torch.autocast("cpu", torch.bfloat16):
+            sizes[norm] = saved_bytes(ResNet50(10, norm), x)
+    assert sizes["agc"] < 0.3 * sizes["bn"]
+    assert sizes["agc"] < 0.4 * sizes["none"]
 
 
 def test_smooth_activations_save_one_more_map() -> None:

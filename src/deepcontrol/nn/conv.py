@@ -229,9 +229,10 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
         """Check the input; return the plan of the layer for such inputs and parameters."""
         check_input(self, x)
         pad, geometry = split_padding(self, x.shape[2:])
+        dtype = cast_input(x, weight, gain, self.groups).dtype
         return NeuronPlan(
-            geometry, self.activation, cast_input(x, weight, gain, self.groups).dtype, weight,
-            self.filter_norm, self.consumer_ratio, self.pools, torch.is_grad_enabled(), pad,
+            geometry, self.activation, dtype, x.numel(), weight, self.filter_norm,
+            self.consumer_ratio, self.pools, torch.is_grad_enabled(), pad,
         )  # fmt: skip
 
     def _prepare_native(

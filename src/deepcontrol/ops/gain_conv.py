@@ -2,8 +2,8 @@
 
 With dV the gradient of the scaled filters, dgamma = <W, dV> over each filter and dW = gamma dV.
 This is exact for any gamma, zero included, and needs no output. V is recomputed in backward: that
-costs one pass over the weights and saves their memory. Under autocast V is saved instead, like the
-cast weights of every convolution.
+costs one pass over the weights and saves their memory. Under autocast V is saved, like the cast
+weights of every convolution, unless it is larger than the input (`saves_scaled`).
 
 With a filter_norm the filters are normalized in the same pass (see reference.FilterNorm).
 
@@ -173,7 +173,8 @@ class _GainConv(torch.autograd.Function):
         filter_norm: FilterNorm | None,
     ) -> Tensor:
         scaled = _scaled(weight, gain, x.dtype, filter_norm, geometry)
-        ctx.save_for_backward(x, weight, gain, scaled if x.dtype != weight.dtype else None)
+        kept = scaled if saves_scaled(x.numel(), x.dtype, weight) else None
+        ctx.save_for_backward(x, weight, gain, kept)
         ctx.geometry = geometry
         ctx.filter_norm = filter_norm
         return torch.convolution(x, scaled, None, *geometry)
@@ -261,6 +262,26 @@ def _scaled_backward(
         swap_channels(weight, groups), gain, swap_channels(dscaled, groups), filter_norm
     )
     return swap_channels(dfilters, groups), dgain
+
+
+def saves_scaled(elements: int, dtype: torch.dtype, weight: Tensor) -> bool:
+    """Return whether V is saved for backward, which computes it again otherwise.
+
+    Without autocast V would be a second copy of the weights in their own dtype. Under autocast it
+    is a smaller one, and saving it saves a launch. But in the deep layers of a classifier at batch
+    size 1 the weights are larger than the maps, and V would take most of the memory.
+
+    Args:
+        elements: Of the input of the convolution.
+        dtype: Of the convolution.
+        weight: The filters W.
+
+    >>> saves_scaled(4096, torch.bfloat16, torch.empty(16, 16, 3, 3))
+    True
+    >>> saves_scaled(512, torch.bfloat16, torch.empty(16, 16, 3, 3))
+    False
+    """
+    return dtype != weight.dtype and weight.numel() <= elements
 
 
 def on_side_stream(device: torch.device) -> torch.cuda.StreamContext:

@@ -30,6 +30,7 @@ from .gain_conv import (
     gain_conv,
     is_large,
     on_side_stream,
+    saves_scaled,
     scale_backward,
     scale_function,
     wait_for_side_stream,
@@ -94,6 +95,7 @@ class NeuronPlan:
         geometry: Of the convolution.
         activation: Its name; relu, leaky_relu or none.
         dtype: Of x, after autocast.
+        elements: Of x.
         weight: Filters of the shape and dtype that the neuron has.
         filter_norm: Normalization of each filter before the gain, or None.
         consumer_ratio: Output elements per input element of the consumer of y; 0 if unknown. It
@@ -111,6 +113,7 @@ class NeuronPlan:
         geometry: Geometry,
         activation: str,
         dtype: torch.dtype,
+        elements: int,
         weight: Tensor,
         filter_norm: FilterNorm | None,
         consumer_ratio: float,
@@ -129,8 +132,7 @@ class NeuronPlan:
         self.training = training
         self.pad = pad
         self.single_position = False
-        # Under autocast the scaled filters are saved, like the cast weights of every convolution.
-        self.saves_scaled = dtype != weight.dtype
+        self.saves_scaled = saves_scaled(elements, dtype, weight)
         ones = all(tuple(a) == (1, 1) for a in (stride, padding, dilation)) and groups == 1
         self.mean_from_operands = dtype in HALF_TYPES and ones and weight.shape[2:] == (3, 3)
         self.order: tuple[int, ...] | None = None  # of the dimensions of v in memory
@@ -317,6 +319,14 @@ def neuron_backward(
         inputs: Any = (x, weight, gain, bias, mean_scale)
         return tuple(differentiate(plan.reference, inputs, g, needs))
     of_x, of_filters = needs[0], needs[1] or needs[2]
+    # Neither gradient of a convolution needs the other, and with small maps neither fills a GPU.
+    # While a CUDA graph is captured, that of the filters is recorded on a side stream, so that the
+    # graph has two branches. They join before backward returns: no memory is freed early.
+    parallel = x is not None and of_x and of_filters and x.is_cuda and is_capturing()
+    scaled_aside = parallel and scaled is None
+    if scaled_aside:
+        with on_side_stream(g.device):
+            scaled = plan.scale(weight, gain)
     sum_h = dbias = dscale = dx = dweight = dgain = None
     if of_filters and plan.joint_gradients:
         dv, sum_h = plan.backward_sums(g, saved, index, mean, bias, mean_scale)
@@ -325,12 +335,10 @@ def neuron_backward(
         dv, dbias, dscale = backward(g, saved, index, mean, bias, mean_scale)
     if x is None:
         return None, None, None, dbias, dscale
-    if scaled is None:
+    if scaled_aside:
+        wait_for_side_stream(x.device)
+    elif scaled is None:
         scaled = plan.scale(weight, gain)
-    # Neither gradient of a convolution needs the other, and with small maps neither fills a GPU.
-    # While a CUDA graph is captured, that of the filters is recorded on a side stream, so that the
-    # graph has two branches. They join before backward returns: no memory is freed early.
-    parallel = of_x and of_filters and x.is_cuda and is_capturing()
     with on_side_stream(x.device) if parallel else _nothing:
         dx, dscaled, _ = convolution_backward(
             dv, x, scaled, None, *plan.convolution, (of_x and not parallel, of_filters, False)
