@@ -219,7 +219,8 @@ def kernel_errors(
     assert found[0] is not None
     assert found[0].stride() == z.stride()
     frozen = kernels.backward(g, None, None, beta, None, saved, spans, activation, segments)
-    assert torch.equal(frozen[2], found[2])  # type: ignore[arg-type]
+    # Another instance of the kernel, whose reductions a compiler may order in another way.
+    torch.testing.assert_close(frozen[2], found[2], rtol=1e-5, atol=1e-4 * shape[0])
     assert frozen[1] is frozen[3] is None
     plain = ops.window_backward(g, z, *parameters, saved, spans, activation)
     means = kernels.window_mean(z, spans, False, segments)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -186,12 +187,11 @@ def test_epochs_of_a_cosine_schedule_are_fixed(
 @pytest.mark.parametrize("weight_decay", [0.0, 0.001])
 def test_schedule_is_captured(run: Path, cifar: Path, weight_decay: float) -> None:
     """The captured steps follow the learning rate, also after a resume."""
-    settings: dict[str, Any] = {"device": "cuda", "precision": "fp32", "deterministic": True}
-    settings["weight_decay"] = weight_decay
+    settings = {"device": "cuda", "precision": "fp32", "weight_decay": weight_decay}
     runs = {engine: run.with_name(engine) for engine in ("graph", "eager")}
     for engine, out in runs.items():
         out.mkdir(parents=True)
-        config = tiny(out, cifar, engine=engine, **settings)
+        config = replace(tiny(out, cifar, engine=engine, **settings), deterministic=True)
         display = Display(Console(quiet=True))
         with open_run(config, Group(torch.device("cuda")), display, Interrupts()) as opened:
             assert train_run(opened) == 0

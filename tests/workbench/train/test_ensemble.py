@@ -155,7 +155,7 @@ def test_captured_steps_agree_with_eager_ones(tmp_path: Path, cifar: Path, norm:
             assert networks.good_steps.tolist() == [11, 11, 11]
             found[engine] = networks.weights.detach()
     for weights in found.values():
-        torch.testing.assert_close(weights, found["eager"], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(weights, found["eager"], rtol=1e-3, atol=5e-4)
 
 
 @pytest.mark.gpu
