@@ -236,17 +236,17 @@ def test_library_works_with_torch_alone(tmp_path: Path) -> None:
     assert_library_trains(tmp_path)
 
 
-# Modules with a reason of their own to open files: the writer, the JSON reader, the lock, the
+# Modules with a reason of their own to open files: the storage, the lock, the
 # cache, which reserves space in files it has just created, and tracebacks in temporary files.
 OPENERS = {
-    *(f"{W}.folders.{name}" for name in ("output", "json_files", "runlock")),
+    *(f"{W}.folders.{name}" for name in ("storage", "runlock")),
     *(f"{W}.{name}" for name in ("data.cache", "errors")),
 }
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if m.startswith(W) and m not in OPENERS])
 def test_files_are_written_and_json_is_read_in_one_place(module: str) -> None:
-    """output.py follows no links and leaves no torn file; json_files.py has limits."""
+    """storage.py follows no links, leaves no torn file, and limits what it reads."""
     found = []
     for node in ast.walk(ast.parse(FILES[module].read_text())):
         if not isinstance(node, ast.Call):

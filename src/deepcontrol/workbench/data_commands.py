@@ -32,8 +32,7 @@ from .data.survey import (
     suggest_size,
     survey,
 )
-from .folders.json_files import write_json
-from .folders.output import replacing, write_atomic
+from .folders.storage import replacing, write_atomic, write_json
 from .sizes import Size as SizeOption
 from .sizes import format_size
 

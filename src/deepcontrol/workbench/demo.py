@@ -28,8 +28,8 @@ from ..nn import saved_bytes
 from ..step import TrainingStep
 from .data.batches import normalized
 from .data.inspect import colored
-from .folders.output import replacing, write_atomic
 from .folders.runfolder import read_run
+from .folders.storage import replacing, write_atomic
 from .legend import draw_captions, draw_legend
 from .losses import pixel_cross_entropy
 from .predict import Network, load_network

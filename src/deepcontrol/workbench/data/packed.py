@@ -28,7 +28,7 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..folders.json_files import read_json
+from ..folders.storage import read_json
 from .files import cover_and_crop, fingerprint, native_size, open_image
 from .sample import DataError, Palette, Sample, Size, Task, distinct_colors
 

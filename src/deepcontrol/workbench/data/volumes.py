@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..folders.json_files import read_json, write_json
-from ..folders.output import replacing
+from ..folders.storage import read_json, replacing, write_json
 from .cache import default_folder
 from .dataset import DatasetSplit
 from .files import fingerprint, split_by_name

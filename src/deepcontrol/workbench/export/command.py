@@ -17,7 +17,7 @@ from rich.table import Table
 from ... import __version__
 from ...convert import calibrate, fold
 from ..data.batches import PIXEL_MEAN, PIXEL_STD
-from ..folders.output import check_writable, move_file, write_atomic
+from ..folders.storage import check_writable, move_file, write_atomic
 from ..models import is_agc
 from ..predict import Network, load_network
 from ..predict.volumes import VolumeFormat

@@ -22,7 +22,7 @@ from ..data.inspect import colored
 from ..data.pixels import TIFF_SUFFIXES, decode, to_eight_bit
 from ..data.sample import Palette
 from ..data.survey import as_rgb
-from ..folders.output import replacing
+from ..folders.storage import replacing
 from ..imagefile import ImageError, open_header
 from ..legend import draw_legend
 from .tiling import Span

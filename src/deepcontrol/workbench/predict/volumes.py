@@ -20,8 +20,8 @@ from torch import nn
 from ..data.nifti import Shape, Spacing, nibabel, read_nifti, resample, shape_at
 from ..data.sample import window_starts
 from ..data.volumes import ENDINGS, Intensities, Statistics, moments, normalize
-from ..folders.output import replacing
 from ..folders.runfolder import CONFIG
+from ..folders.storage import replacing
 from ..sizes import format_size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run

@@ -11,8 +11,8 @@ from typing import Any
 
 import jinja2
 
-from ..folders.output import write_atomic
 from ..folders.runfolder import Run
+from ..folders.storage import write_atomic
 from ..folders.studyfolder import (
     PAGE,
     VERDICT_TABLE,

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.results import Row, read_rows, write_rows
-from ..folders.json_files import read_bytes, read_json, write_json
-from ..folders.output import make_folder, write_atomic
-from ..folders.records import MAX_FILE_BYTES, format_record
 from ..folders.runfolder import (
     CONFIG,
     DIVERGED,
@@ -24,6 +21,15 @@ from ..folders.runfolder import (
     Run,
     finite_number,
     read_run,
+)
+from ..folders.storage import (
+    MAX_FILE_BYTES,
+    format_record,
+    make_folder,
+    read_bytes,
+    read_json,
+    write_atomic,
+    write_json,
 )
 from ..folders.studyfolder import (
     BENCH,

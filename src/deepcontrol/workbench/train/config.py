@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..data import DATASET_NAMES, data_task
-from ..folders.json_files import MAX_INT
+from ..folders.storage import MAX_INT
 from ..models import CUSTOM, is_agc, is_code, is_external, unet3d
 from ..models.unet import TOTAL_STRIDE
 from ..optim import HIGHEST_MOMENTUM

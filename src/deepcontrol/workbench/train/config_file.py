@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data import DEFAULT_SIZES
-from ..folders.json_files import write_json
 from ..folders.runfolder import CONFIG, read_config
+from ..folders.storage import write_json
 from ..models import CUSTOM, is_code
 from .config import Train, flag_name, format_value
 from .settings import ADDED_LATER

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ...step import TrainingStep
-from ..folders.output import replacing
+from ..folders.storage import replacing
 from ..optim import set_lr
 from .build import build_data, build_model, build_objective, move_, open_sources, scale_to_images_
 from .config import Train

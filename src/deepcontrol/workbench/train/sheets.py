@@ -18,7 +18,7 @@ from ..data.folder import FolderSource
 from ..data.imagefolder import ImageFolder
 from ..data.inspect import colored
 from ..data.survey import as_rgb
-from ..folders.output import replacing
+from ..folders.storage import replacing
 from ..legend import draw_captions, draw_legend, fit_text
 from ..metrics import ImageError
 from ..sizes import Size
