@@ -17,10 +17,10 @@ from ..folders.runfolder import (
     PREVIOUS,
     Run,
     finite_number,
+    is_locked,
     read_diverged,
     read_run,
 )
-from ..folders.runlock import is_locked
 from ..folders.storage import remove_tree, scan_records
 from ..folders.studyfolder import FINISHED, RUNS, State
 from ..models import is_agc

@@ -23,7 +23,7 @@ from torch.func import functional_call, vmap
 
 from ...step import WARMUP_STEPS
 from ..folders import runfolder
-from ..folders.runlock import RunLock
+from ..folders.runfolder import RunLock
 from .config import Train, flag_name
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...step import TrainingStep
 from ..data import Batch, BatchStream, DatasetSplit, Source
-from ..folders.runlock import RunLock
+from ..folders.runfolder import RunLock
 from ..optim import scheduled_lr, set_lr
 from .build import Objective
 from .checkpoint import CheckpointWriter
