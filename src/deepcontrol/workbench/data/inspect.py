@@ -15,11 +15,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from . import coco, folder, imagefolder, nifti, packed, volumes
 from .classfile import find_class_file, read_class_file
-from .files import Pair, PairedFiles, native_size, split_by_name
+from .files import native_size, split_by_name
 from .folder import FolderOptions, FolderSource
 from .imagefolder import ImageFolder
 from .packed import DecodedFiles
-from .road_scenes import LAYOUTS
+from .road_scenes import LAYOUTS, Pair, PairedFiles
 from .sample import DataError, Palette, Sample, Size, Source, Task
 
 SPLITS = ("train", "val")  # of classification

@@ -13,10 +13,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from ..data import VOID, BatchStream, DatasetSplit, Source
-from ..data.files import PairedFiles
 from ..data.folder import FolderSource
 from ..data.imagefolder import ImageFolder
 from ..data.inspect import colored
+from ..data.road_scenes import PairedFiles
 from ..data.survey import as_rgb
 from ..folders.storage import replacing
 from ..legend import draw_captions, draw_legend, fit_text
