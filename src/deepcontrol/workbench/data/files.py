@@ -120,15 +120,16 @@ def split_by_name(
 
     Of two or more samples, each split has at least one.
     """
-    by_hash = sorted(samples, key=lambda own: _name_hash(name(own)))
-    count = sum(_name_hash(name(own)) < fraction for own in samples)
+    by_hash = sorted(samples, key=lambda own: name_hash(name(own)))
+    count = sum(name_hash(name(own)) < fraction for own in samples)
     if len(samples) > 1:
         count = min(max(count, 1), len(samples) - 1)
     val = set(by_hash[:count])
     return {"train": [s for s in samples if s not in val], "val": [s for s in samples if s in val]}
 
 
-def _name_hash(name: str) -> float:
+def name_hash(name: str) -> float:
+    """Return a number from 0 to 1 that depends only on a name."""
     digest = hashlib.sha256(os.fsencode(name)).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .classfile import ClassFile, read_class_file
+from .classification import is_imagefolder
 from .files import (
     PICTURE_SUFFIXES,
     decode,
@@ -31,7 +32,6 @@ from .files import (
     split_by_name,
     to_eight_bit,
 )
-from .imagefolder import is_imagefolder
 from .sample import VOID, DataError, Palette, Sample, Size, Task, window_starts
 
 SPLITS = ("train", "val")

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import coco, folder, imagefolder, nifti, packed, volumes
+from . import classification, coco, folder, nifti, volumes
 from .classfile import find_class_file, read_class_file
+from .classification import DecodedFiles, ImageFolder
 from .files import native_size, split_by_name
 from .folder import FolderOptions, FolderSource
-from .imagefolder import ImageFolder
-from .packed import DecodedFiles
 from .road_scenes import LAYOUTS, Pair, PairedFiles
 from .sample import DataError, Palette, Sample, Size, Source, Task
 
@@ -59,13 +58,13 @@ def layout_of(root: Path) -> str | None:
         return "folder"
     recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
     # Both CamVid and image folders have train/; only image folders have folders in it.
-    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
+    if recognized and (any(root.glob("*annot")) or not classification.has_splits(root)):
         return recognized[0]
-    if classes := packed.cifar_classes_in(root):
+    if classes := classification.cifar_classes_in(root):
         return f"cifar{classes}"
-    if packed.is_fashion(root):
+    if classification.is_fashion(root):
         return "fashion-mnist"
-    return "imagefolder" if imagefolder.is_imagefolder(root) else None
+    return "imagefolder" if classification.is_imagefolder(root) else None
 
 
 def check(root: Path, progress: Progress | None = None) -> Report:
@@ -86,10 +85,10 @@ def check(root: Path, progress: Progress | None = None) -> Report:
             return _check_segmentation(root, layout, progress)
         case "cifar10" | "cifar100":
             classes = int(layout.removeprefix("cifar"))
-            open_split = partial(packed.open_cifar, root, classes=classes)
+            open_split = partial(classification.open_cifar, root, classes=classes)
             return _check_decoded(layout, open_split, progress)
         case "fashion-mnist":
-            return _check_decoded(layout, partial(packed.open_fashion, root), progress)
+            return _check_decoded(layout, partial(classification.open_fashion, root), progress)
         case "imagefolder":
             return _check_imagefolder(root, progress)
     raise DataError(
@@ -268,7 +267,7 @@ def _check_decoded(
 
 
 def _check_imagefolder(root: Path, progress: Progress | None) -> Report:
-    sources, faults = imagefolder.find_images(root)
+    sources, faults = classification.find_images(root)
     report = Report("imagefolder", (), faults=faults, task="classification")
     report.histogram = np.zeros(0, np.int64)
     done, total = 0, sum(map(len, sources))

@@ -13,8 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
 from ..data import VOID, BatchStream, DatasetSplit, Source
+from ..data.classification import ImageFolder
 from ..data.folder import FolderSource
-from ..data.imagefolder import ImageFolder
 from ..data.inspect import colored
 from ..data.road_scenes import PairedFiles
 from ..data.survey import as_rgb
