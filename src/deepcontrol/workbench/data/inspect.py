@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import classification, coco, folder, nifti, volumes
+from . import classification, coco, folder, volumes
 from .classfile import find_class_file, read_class_file
 from .classification import DecodedFiles, ImageFolder
 from .files import native_size, split_by_name
@@ -221,10 +221,10 @@ def _check_volumes(root: Path, progress: Progress | None) -> Report:
     return report
 
 
-def _voxel_size(path: Path) -> nifti.Spacing | None:
+def _voxel_size(path: Path) -> volumes.Spacing | None:
     """Return the voxel size of a file; None if it is damaged, which is a fault already."""
     try:
-        return nifti.voxel_size(path)
+        return volumes.voxel_size(path)
     except DataError:
         return None
 

@@ -17,9 +17,20 @@ from rich.markup import escape
 from rich.progress import Progress
 from torch import nn
 
-from ..data.nifti import Shape, Spacing, nibabel, read_nifti, resample, shape_at
 from ..data.sample import window_starts
-from ..data.volumes import ENDINGS, Intensities, Statistics, moments, normalize
+from ..data.volumes import (
+    ENDINGS,
+    Intensities,
+    Shape,
+    Spacing,
+    Statistics,
+    moments,
+    nibabel,
+    normalize,
+    read_nifti,
+    resample,
+    shape_at,
+)
 from ..folders.runfolder import CONFIG
 from ..folders.storage import replacing
 from ..sizes import format_size
