@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..legend import draw_legend
 from .classfile import (
     LARGEST_ID,
     MOST_CLASSES,
@@ -33,7 +32,7 @@ from .files import (
     unpack_color,
 )
 from .folder import Files, FolderOptions, find_files, fitting, make_source
-from .inspect import colored
+from .inspect import colored, draw_legend
 from .sample import DataError, Palette, Sample, Size, starter_colors
 
 LEAST_DISTANCE = 40  # of two colors of a palette, summed over red, green and blue

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from ..data import VOID, BatchStream, DatasetSplit, Source
 from ..data.classification import ImageFolder
 from ..data.folder import FolderSource
-from ..data.inspect import colored
+from ..data.inspect import colored, draw_captions, draw_legend, fit_text
 from ..data.road_scenes import PairedFiles
 from ..data.survey import as_rgb
 from ..folders.storage import replacing
-from ..legend import draw_captions, draw_legend, fit_text
 from ..metrics import ImageError
 from ..sizes import Size
 from .evaluate import evaluating, predict
