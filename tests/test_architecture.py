@@ -121,6 +121,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         "deepcontrol.step",
         f"{W}.bench",
         f"{W}.folders",
+        f"{W}.imagefile",
         f"{W}.models",
         f"{W}.optim",
         f"{W}.report",

@@ -8,7 +8,7 @@ from statistics import fmean
 from ..folders.runfolder import Run, finite_number
 from ..folders.storage import Row
 from ..folders.studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns, Sweep
-from .pictures import picture_uri
+from ..imagefile import picture_uri
 from .text import (
     DATA_NAMES,
     NORM_NAMES,

@@ -41,8 +41,8 @@ from ..folders.studyfolder import (
     read_outline,
     write_study,
 )
+from ..imagefile import as_jpeg
 from ..models import is_agc
-from ..report.pictures import as_jpeg
 from .arms import Arm, agc, bn
 from .claims import CLASSNET_AGC, CLASSNET_BN, Claim, judge
 from .figure import FIGURE_1, figure_2, lr_grid
