@@ -33,8 +33,8 @@ from .data.survey import (
     survey,
 )
 from .folders.storage import replacing, write_atomic, write_json
-from .sizes import Size as SizeOption
-from .sizes import format_size
+from .terminal import Size as SizeOption
+from .terminal import format_size
 
 SHEET = "contact-sheet.png"
 FAULTS_SHOWN = 20

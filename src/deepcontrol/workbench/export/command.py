@@ -21,7 +21,7 @@ from ..folders.storage import check_writable, move_file, write_atomic
 from ..models import is_agc
 from ..predict import Network, load_network
 from ..predict.volumes import VolumeFormat
-from ..sizes import Size
+from ..terminal import Size
 from ..train.checkpoint import load_of_run
 from ..train.config import Train
 from ..train.config_file import load_config

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from torch import nn
 
 from ..data.sample import Palette
-from ..sizes import Size
+from ..terminal import Size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config_file import check_code, load_config

@@ -33,7 +33,7 @@ from ..data.volumes import (
 )
 from ..folders.runfolder import CONFIG
 from ..folders.storage import replacing
-from ..sizes import format_size
+from ..terminal import format_size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config_file import check_code, load_config

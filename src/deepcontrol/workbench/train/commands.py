@@ -14,7 +14,7 @@ from rich.table import Table
 from ...nn import saved_bytes
 from ..data import DataName
 from ..folders.runfolder import CONFIG
-from ..sizes import format_size
+from ..terminal import format_size
 from .build import build_model, build_network, open_samples, open_sources, with_channels
 from .config import Train
 from .config_file import check_code, check_unchanged, load_config

@@ -28,7 +28,7 @@ from ..optim import (
     default_lr,
     recipe,
 )
-from ..sizes import Size, TrainingSize
+from ..terminal import Size, TrainingSize
 
 EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
 

@@ -20,7 +20,7 @@ from ..data.road_scenes import PairedFiles
 from ..data.survey import as_rgb
 from ..folders.storage import replacing
 from ..metrics import ImageError
-from ..sizes import Size
+from ..terminal import Size
 from .evaluate import evaluating, predict
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
