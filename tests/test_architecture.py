@@ -67,7 +67,6 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.optim",
         f"{W}.terminal",
     },
-    f"{W}.errors": {f"{W}.train"},
     f"{W}.data_commands": {f"{W}.data", f"{W}.folders", f"{W}.terminal"},
     f"{W}.demo": {
         "deepcontrol.nn",
@@ -131,7 +130,6 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.data",
         f"{W}.data_commands",
         f"{W}.hardware",
-        f"{W}.errors",
         f"{W}.export",
         f"{W}.folders",
         f"{W}.predict",
@@ -231,7 +229,7 @@ def test_library_works_with_torch_alone(tmp_path: Path) -> None:
 # cache, which reserves space in files it has just created, and tracebacks in temporary files.
 OPENERS = {
     *(f"{W}.folders.{name}" for name in ("storage", "runfolder")),
-    *(f"{W}.{name}" for name in ("data.cache", "errors")),
+    *(f"{W}.{name}" for name in ("data.cache", "cli")),
 }
 
 
