@@ -7,7 +7,6 @@ Noise and dropout are random numbers of torch's default generators. A checkpoint
 these, and a captured step draws from them, so that a resumed run continues bit for bit.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,37 +16,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...nn import DeepNoise, Quantile, TrimmedMean, WindowMean, set_noise_
+from .config import parse_background
 
 PROCESSES = 2**16  # each process of a run has random numbers of its own
-
-
-def parse_background(text: str) -> tuple[str, float]:
-    """Return the name and the parameter of --background; 0 if it has no parameter.
-
-    >>> parse_background("median"), parse_background("window:15")
-    (('median', 0.0), ('window', 15.0))
-
-    Raises:
-        ValueError: The text has another form, or the parameter is out of range.
-    """
-    name, separator, parameter = text.partition(":")
-    try:
-        value = float(parameter) if separator else 0.0
-    except ValueError:
-        value = math.nan
-    is_valid = {
-        "mean": not separator,
-        "median": not separator,
-        "window": value >= 1 and value % 1 == 0,
-        "quantile": bool(separator) and 0 <= value <= 1,
-        "trimmed": bool(separator) and 0 <= value < 0.5,
-    }
-    if not is_valid.get(name):
-        raise ValueError(
-            "--background must be mean, median, window:N with N of at least 1, quantile:Q with Q "
-            f"from 0 to 1, or trimmed:F with F below 0.5; got {text}"
-        )
-    return name, value
 
 
 def set_background_(model: nn.Module, text: str) -> None:
