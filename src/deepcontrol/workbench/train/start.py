@@ -28,11 +28,13 @@ from .build import (
     Data,
     Fingerprints,
     Sources,
+    add_noise_,
     build_data,
     build_model,
     build_objective,
     check_same_data,
     fingerprints,
+    lambdas,
     move_,
     open_sources,
     scale_to_images_,
@@ -45,7 +47,6 @@ from .distributed import Group, choose_autocast, describe_machine, shard_
 from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import Guard, GuardReader
 from .progress import Display, Events
-from .proposals import add_noise_, lambdas
 from .run import Interrupts, Stopped, TrainingRun, has_schedule
 from .snapshot import Position, restore
 
