@@ -19,8 +19,8 @@ from ..data import (
 )
 from ..folders.storage import MAX_INT
 from ..losses import LossName
-from ..models import CUSTOM, Norm, external_task, is_agc, is_code, is_external, task_of, unet3d
-from ..models.unet import TOTAL_STRIDE
+from ..models import CUSTOM, Norm, UNet, external_task, is_agc, is_code, is_external, task_of
+from ..models.unet3d import TOTAL_STRIDE
 from ..optim import (
     HIGHEST_MOMENTUM,
     ClassWeights,
@@ -467,7 +467,7 @@ class Train:
             raise ValueError(f"--size must be at least {MIN_SIDE}x{MIN_SIDE}, got {size}")
         self._check_volumes()
         # UNet pads other sizes, but a file exported from it takes none of them.
-        strides = {"unet": TOTAL_STRIDE, "unet3d": unet3d.TOTAL_STRIDE}
+        strides = {"unet": UNet.total_stride, "unet3d": TOTAL_STRIDE}
         stride = strides.get(self.model, 1)
         if any(side % stride for side in self.sample_size):
             near = tuple(max(2, round(a / stride)) * stride for a in self.sample_size)
