@@ -35,9 +35,8 @@ from deepcontrol.workbench.train.config import Model
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import LayerStats, evaluate
 from deepcontrol.workbench.train.loop import train_run
-from deepcontrol.workbench.train.progress import Display
+from deepcontrol.workbench.train.progress import WRONG, Display, draw_sheet
 from deepcontrol.workbench.train.run import Interrupts
-from deepcontrol.workbench.train.sheets import WRONG, draw_sheet
 from deepcontrol.workbench.train.start import open_run
 from tests.noise import make_cifar
 from tests.processes import WORLD, run_two

@@ -28,9 +28,18 @@ from .diagnosis import (
 from .distributed import Group, choose_device, configure_torch, peak_mib, process_group
 from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_device_failure, is_out_of_memory
-from .progress import Display, epoch_line, one_class_line, step_status, validation_note
+from .progress import (
+    Display,
+    Pixels,
+    epoch_line,
+    one_class_line,
+    sample_sheet,
+    save_png,
+    step_status,
+    validation_note,
+    worst_sheet,
+)
 from .run import Stopped, TrainingRun, images_in_batch, interrupts
-from .sheets import Pixels, sample_sheet, save_png, worst_sheet
 from .snapshot import snapshot
 from .start import claim_folder, open_run
 

@@ -23,8 +23,7 @@ from .config import Train
 from .distributed import Group
 from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import GuardReader
-from .progress import Display, Events
-from .sheets import sample_name
+from .progress import Display, Events, sample_name
 from .snapshot import Position
 
 # Signals
