@@ -38,7 +38,7 @@ def make_run(folder: Path, model: str = "segnet", norm: str = "agc") -> Path:
 @pytest.fixture
 def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use networks with one or two poolings, because exporting all five or seven takes a minute."""
-    monkeypatch.setattr(segmentation, "STAGES", ((64, 64), (128,)))
+    monkeypatch.setattr(segmentation, "SEGNET_STAGES", ((64, 64), (128,)))
     monkeypatch.setattr(segmentation, "CLASSNET_POOLINGS", 1)
     monkeypatch.setattr(segmentation, "CLASSNET_WIDTHS", segmentation.CLASSNET_WIDTHS[:2])
     monkeypatch.setattr(segmentation, "CLASSNET_CONVOLUTIONS", (1, 1))
