@@ -47,7 +47,7 @@ from .report import Report, run_report
 from .study.command import run_reproduce
 from .study.settings import Reproduce
 from .terminal import SafeConsole, printable
-from .train.commands import Eval, TrainCommand, run_eval, run_train
+from .train import Eval, TrainCommand, run_eval, run_train
 from .train.config_file import check_code, load_config
 from .train.distributed import peak_mib
 from .train.faults import FaultError, is_device_failure, is_out_of_memory

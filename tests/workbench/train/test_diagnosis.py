@@ -22,9 +22,8 @@ from deepcontrol.workbench.data.road_scenes import Streets
 from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.models import SegNet
 from deepcontrol.workbench.train import checkpoint as checkpoint_module
-from deepcontrol.workbench.train import diagnosis
+from deepcontrol.workbench.train import diagnosis, plan
 from deepcontrol.workbench.train.checkpoint import Checkpoint, CheckpointWriter, load
-from deepcontrol.workbench.train.commands import plan
 from deepcontrol.workbench.train.diagnosis import check_memory, step_bytes
 from tests.workbench.train.runs import command, tiny
 

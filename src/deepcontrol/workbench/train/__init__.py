@@ -1,4 +1,4 @@
-"""`deepcontrol train` (with --dry-run and --find-lr) and `deepcontrol eval`."""
+"""`deepcontrol train` (with --dry-run and --find-lr), `deepcontrol eval`, and `Trainer`."""
 
 import os
 from dataclasses import dataclass, fields, replace
@@ -22,7 +22,10 @@ from .diagnosis import state_bytes
 from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .find_lr import run_find_lr
 from .loop import train
-from .trainer import evaluate_checkpoint
+from .trainer import Trainer, evaluate_checkpoint
+
+__all__ = ["Eval", "Train", "TrainCommand", "Trainer", "run_eval", "run_train"]
+
 
 MIB = 2**20
 
