@@ -21,7 +21,7 @@ from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, pre
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.models import SegNet
-from deepcontrol.workbench.sizes import parse_size
+from deepcontrol.workbench.terminal import parse_size
 
 
 def pixel_network(classes: int) -> nn.Module:

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from deepcontrol.workbench.bench.results import write_results
-from deepcontrol.workbench.sizes import parse_size
+from deepcontrol.workbench.terminal import parse_size
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.distributed import Group, choose_device, configure_torch
 from deepcontrol.workbench.train.evaluate import evaluate

@@ -25,7 +25,7 @@ from deepcontrol.workbench.bench.results import append_row, has_row, provenance
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.models import Norm
 from deepcontrol.workbench.optim import sgd
-from deepcontrol.workbench.sizes import parse_size
+from deepcontrol.workbench.terminal import parse_size
 from deepcontrol.workbench.train.build import build_model, build_objective, scale_to_images_
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.evaluate import evaluate

@@ -22,7 +22,7 @@ from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batch, Batches, open_source, prepare
 from deepcontrol.workbench.losses import pixel_cross_entropy
 from deepcontrol.workbench.models import SegNet
-from deepcontrol.workbench.sizes import parse_size
+from deepcontrol.workbench.terminal import parse_size
 from streets import render
 
 AUGMENTATIONS = {

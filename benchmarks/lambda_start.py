@@ -24,7 +24,6 @@ from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.bench.results import Row, has_row, read_rows, write_results
 from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, prepare
 from deepcontrol.workbench.optim import sgd
-from deepcontrol.workbench.sizes import parse_size
 from deepcontrol.workbench.study.measures import (
     LAMBDA_DEEPEST,
     LAMBDA_HIGHEST,
@@ -34,6 +33,7 @@ from deepcontrol.workbench.study.measures import (
     Curve,
     LayerLambda,
 )
+from deepcontrol.workbench.terminal import parse_size
 from deepcontrol.workbench.train.build import build_model, build_objective
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.evaluate import evaluate, statistics

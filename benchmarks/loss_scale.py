@@ -19,7 +19,7 @@ from torch import Tensor
 from deepcontrol.workbench.bench.results import write_rows
 from deepcontrol.workbench.data import open_source, prepare
 from deepcontrol.workbench.losses import class_weights
-from deepcontrol.workbench.sizes import parse_size
+from deepcontrol.workbench.terminal import parse_size
 
 # Percentage of the labeled pixels of the 2975 training images, in the order of the class ids: road,
 # sidewalk, building, wall, fence, pole, traffic light, traffic sign, vegetation, terrain, sky,

@@ -42,19 +42,16 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
     f"{W}.models": {"deepcontrol.ops", "deepcontrol.nn", "deepcontrol.convert"},
     f"{W}.imagefile": set(),
     f"{W}.terminal": set(),
-    f"{W}.legend": set(),
     f"{W}.data": {
         "streets",
         f"{W}.hardware",
         f"{W}.imagefile",
         f"{W}.folders",
-        f"{W}.legend",
     },
     f"{W}.losses": {f"{W}.data"},
     f"{W}.metrics": {f"{W}.data"},
     f"{W}.folders": set(),
     f"{W}.optim": set(),
-    f"{W}.sizes": set(),
     f"{W}.hardware": {"deepcontrol", "deepcontrol.ops", "deepcontrol.nn"},
     f"{W}.train": {
         "deepcontrol",
@@ -64,22 +61,18 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.data",
         f"{W}.hardware",
         f"{W}.folders",
-        f"{W}.legend",
         f"{W}.losses",
         f"{W}.metrics",
         f"{W}.models",
         f"{W}.optim",
-        f"{W}.sizes",
         f"{W}.terminal",
     },
-    f"{W}.errors": {f"{W}.train"},
-    f"{W}.data_commands": {f"{W}.data", f"{W}.folders", f"{W}.sizes"},
+    f"{W}.data_commands": {f"{W}.data", f"{W}.folders", f"{W}.terminal"},
     f"{W}.demo": {
         "deepcontrol.nn",
         "deepcontrol.step",
         f"{W}.data",
         f"{W}.folders",
-        f"{W}.legend",
         f"{W}.losses",
         f"{W}.predict",
         f"{W}.report",
@@ -100,8 +93,6 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.data",
         f"{W}.imagefile",
         f"{W}.folders",
-        f"{W}.legend",
-        f"{W}.sizes",
         f"{W}.terminal",
         f"{W}.train",
     },
@@ -118,7 +109,6 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.models",
         f"{W}.folders",
         f"{W}.predict",
-        f"{W}.sizes",
         f"{W}.terminal",
         f"{W}.train",
     },
@@ -126,6 +116,7 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         "deepcontrol.step",
         f"{W}.bench",
         f"{W}.folders",
+        f"{W}.imagefile",
         f"{W}.models",
         f"{W}.optim",
         f"{W}.report",
@@ -139,12 +130,10 @@ ALLOWED: dict[str, set[str]] = LIBRARY | {
         f"{W}.data",
         f"{W}.data_commands",
         f"{W}.hardware",
-        f"{W}.errors",
         f"{W}.export",
         f"{W}.folders",
         f"{W}.predict",
         f"{W}.report",
-        f"{W}.sizes",
         f"{W}.study",
         f"{W}.terminal",
         f"{W}.train",
@@ -236,17 +225,17 @@ def test_library_works_with_torch_alone(tmp_path: Path) -> None:
     assert_library_trains(tmp_path)
 
 
-# Modules with a reason of their own to open files: the writer, the JSON reader, the lock, the
+# Modules with a reason of their own to open files: the storage, the lock, the
 # cache, which reserves space in files it has just created, and tracebacks in temporary files.
 OPENERS = {
-    *(f"{W}.folders.{name}" for name in ("output", "json_files", "runlock")),
-    *(f"{W}.{name}" for name in ("data.cache", "errors")),
+    *(f"{W}.folders.{name}" for name in ("storage", "runfolder")),
+    *(f"{W}.{name}" for name in ("data.cache", "cli")),
 }
 
 
 @pytest.mark.parametrize("module", [m for m in FILES if m.startswith(W) and m not in OPENERS])
 def test_files_are_written_and_json_is_read_in_one_place(module: str) -> None:
-    """output.py follows no links and leaves no torn file; json_files.py has limits."""
+    """storage.py follows no links, leaves no torn file, and limits what it reads."""
     found = []
     for node in ast.walk(ast.parse(FILES[module].read_text())):
         if not isinstance(node, ast.Call):

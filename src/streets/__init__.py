@@ -3,7 +3,7 @@
 `render(seed, index)` draws one scene in these steps:
 
 1. street: draw a plan of lanes, sidewalks and crossings, and paint the ground.
-2. buildings, traffic, roadside: place shapes (geometry, vehicles, figures) along the street.
+2. buildings, traffic, roadside: place shapes (geometry, vehicles) along the street.
 3. raster: project the shapes and paint them from far to near into a map of face ids.
 4. shading: look up color, texture, light and shadow of each pixel's face, then add lens blur,
    vignette, noise and a tone curve.
@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from . import buildings, figures, roadside, traffic, vehicles
+from . import buildings, roadside, traffic, vehicles
 from .geometry import Bank, choose_camera, pack
 from .randomness import Dice, key
 from .raster import (
@@ -98,7 +98,7 @@ def render(seed: int, index: int, height: int = 256, width: int = 512) -> Scene:
 
 @lru_cache(maxsize=1)
 def _bank() -> Bank:
-    return pack(vehicles.shapes() | figures.shapes() | roadside.shapes() | buildings.shapes())
+    return pack(vehicles.shapes() | traffic.shapes() | roadside.shapes() | buildings.shapes())
 
 
 def _populate(site: Site) -> None:

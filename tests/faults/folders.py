@@ -18,9 +18,9 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from deepcontrol.workbench.folders import output, records, runfolder
-from deepcontrol.workbench.folders.json_files import add_checksum, parse_json, write_json
-from deepcontrol.workbench.folders.runlock import LockLostError, RunInUseError, lock
+from deepcontrol.workbench.folders import runfolder, storage
+from deepcontrol.workbench.folders.runfolder import LockLostError, RunInUseError, lock
+from deepcontrol.workbench.folders.storage import add_checksum, parse_json, write_json
 from deepcontrol.workbench.folders.studyfolder import read_study
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.report.page import write_page
@@ -75,9 +75,9 @@ def make_run(run: Path) -> None:
     save_best(run, Checkpoint(taken.model, {}, config))
     for epoch in range(3):
         error = 0.5 / (1 + epoch)
-        records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": error})
+        storage.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": error})
         layers = {"a": {"mean_scale": {"mean": error, "min": 0.0, "max": 1.0}}}
-        records.append_record(run / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
+        storage.append_record(run / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
     runfolder.write_diverged(run, 2, 17, "the loss is not finite")
 
 
@@ -115,7 +115,7 @@ def resumed_records(run: Path, epoch: int) -> list[str]:
         for name in (runfolder.METRICS, runfolder.LAYERS):
             copied = Path(folder) / name
             copied.write_bytes((run / name).read_bytes())
-            said += records.truncate_records(copied, epoch)
+            said += storage.truncate_records(copied, epoch)
     return said
 
 
@@ -352,17 +352,17 @@ def hostile_link(rng: random.Random, folder: Path) -> Result:
     link.symlink_to(target)
     before = {p: p.read_bytes() for p in outside.iterdir()}
     writers: list[Callable[[], object]] = [
-        lambda: output.write_atomic(path, "new", inside=study),
-        lambda: output.open_append(path, inside=study).write("new"),
-        lambda: output.make_folder(path, inside=study),
-        lambda: output.check_writable(path, inside=study),
+        lambda: storage.write_atomic(path, "new", inside=study),
+        lambda: storage.open_append(path, inside=study).write("new"),
+        lambda: storage.make_folder(path, inside=study),
+        lambda: storage.check_writable(path, inside=study),
     ]
     try:
         rng.choice(writers)()
     except OSError:
         return "detected"
     finally:
-        output.remove_tree(study)
+        storage.remove_tree(study)
         assert {p: p.read_bytes() for p in outside.iterdir()} == before
     raise AssertionError(f"wrote through {link.name} -> {target.name}")
 
@@ -387,7 +387,7 @@ def full_disk(rng: random.Random, folder: Path) -> Result:
     run = folder / "full"
     if not run.exists():
         make_run(run)
-    epoch = 1 + max(line["epoch"] for line in records.read_records(run / runfolder.METRICS))
+    epoch = 1 + max(line["epoch"] for line in storage.read_records(run / runfolder.METRICS))
     taken = snapshot(*trained(epoch), Position(epoch=epoch), SINGLE)
     config = (run / runfolder.CONFIG).read_bytes()
     name, number = rng.choice(["fsync", "replace", "open"]), rng.randrange(1, 30)
@@ -395,7 +395,7 @@ def full_disk(rng: random.Random, folder: Path) -> Result:
     try:
         with failing_call(name, number):
             write_json(run / runfolder.CONFIG, CONFIG, 2)
-            records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
+            storage.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
             save_last(run, Checkpoint(taken.model, taken.state, config))
     except OSError as error:
         said, result = str(error), "detected"
@@ -405,10 +405,10 @@ def full_disk(rng: random.Random, folder: Path) -> Result:
     position = found[1].state["position"]["epoch"]
     assert position in (epoch - 1, epoch)
     assert runfolder.read_config(run)["config"] == CONFIG["config"]
-    records.truncate_records(run / runfolder.METRICS, epoch)
-    if position != epoch or records.last_epoch(run / runfolder.METRICS) != epoch:
-        records.truncate_records(run / runfolder.METRICS, epoch - 1)
-        records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
+    storage.truncate_records(run / runfolder.METRICS, epoch)
+    if position != epoch or storage.last_epoch(run / runfolder.METRICS) != epoch:
+        storage.truncate_records(run / runfolder.METRICS, epoch - 1)
+        storage.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
         save_last(run, Checkpoint(taken.model, taken.state, config))
     assert not list(run.glob(".*.new"))
     return result
@@ -435,7 +435,7 @@ def moved_folder(rng: random.Random, folder: Path) -> Result:
             return "detected"
         finally:
             for place in (run, moved):
-                output.remove_tree(place)
+                storage.remove_tree(place)
     assert kind == "nothing", f"{kind} was not noticed"
     return "harmless"
 

@@ -15,10 +15,9 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from deepcontrol.workbench.data.files import read_image
-from deepcontrol.workbench.data.pixels import decode
+from deepcontrol.workbench.data.files import decode, read_image
+from deepcontrol.workbench.imagefile import MAX_HEIGHT, MAX_WIDTH, as_jpeg
 from deepcontrol.workbench.predict.images import ImageFile, find_jobs
-from deepcontrol.workbench.report.pictures import MAX_HEIGHT, MAX_WIDTH, as_jpeg
 
 Result = Literal["detected", "harmless"]
 FREE = 2**27  # bytes that predict may use

@@ -28,7 +28,7 @@ def test_campaign_counts_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that ignores checksums must make it fail."""
     unchecked = folders.damage_file(folders.flip)
     monkeypatch.setattr(campaign, "CLASSES", {"flipped": unchecked})
-    monkeypatch.setattr("deepcontrol.workbench.folders.json_files._SEALED", None)
+    monkeypatch.setattr("deepcontrol.workbench.folders.storage._SEALED", None)
     (row,) = campaign.campaign(seed=1, count=60)
     assert row.failures
     assert row.values()["failed"] == str(len(row.failures))

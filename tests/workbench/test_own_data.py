@@ -14,7 +14,7 @@ from PIL import Image
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.folder import fit_image
-from deepcontrol.workbench.models import unet
+from deepcontrol.workbench.models import segmentation
 from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.predict.tiling import enlarge_labels
 from deepcontrol.workbench.train.config import Train
@@ -34,7 +34,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two levels: exporting five takes half a minute."""
-    monkeypatch.setattr(unet, "WIDTHS", unet.WIDTHS[:2])
+    monkeypatch.setattr(segmentation, "UNET_WIDTHS", segmentation.UNET_WIDTHS[:2])
 
 
 def train(run: Path, root: Path, *flags: str, model: str = "unet", epochs: int = 5) -> int:

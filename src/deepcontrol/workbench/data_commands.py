@@ -17,9 +17,9 @@ from rich.table import Table
 from .data import DataName, data_task, open_source, volumes
 from .data.classfile import YAML, ClassFile, format_yaml, read_class_file
 from .data.coco import open_coco
+from .data.files import size_of
 from .data.folder import IMAGES, SPLITS, FolderOptions
 from .data.inspect import Report, check, contact_sheet, layout_of
-from .data.pixels import size_of
 from .data.sample import DataError, Size, starter_colors
 from .data.survey import (
     Survey,
@@ -32,10 +32,9 @@ from .data.survey import (
     suggest_size,
     survey,
 )
-from .folders.json_files import write_json
-from .folders.output import replacing, write_atomic
-from .sizes import Size as SizeOption
-from .sizes import format_size
+from .folders.storage import replacing, write_atomic, write_json
+from .terminal import Size as SizeOption
+from .terminal import format_size
 
 SHEET = "contact-sheet.png"
 FAULTS_SHOWN = 20

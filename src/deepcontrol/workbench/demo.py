@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from ..nn import saved_bytes
 from ..step import TrainingStep
 from .data.batches import normalized
-from .data.inspect import colored
-from .folders.output import replacing, write_atomic
+from .data.inspect import colored, draw_captions, draw_legend
 from .folders.runfolder import read_run
-from .legend import draw_captions, draw_legend
+from .folders.storage import replacing, write_atomic
 from .losses import pixel_cross_entropy
 from .predict import Network, load_network
 from .report.summary import Comparison, Side, comparison_lines, write_comparison_page

@@ -1,4 +1,4 @@
-"""Open image files that others made: formats by list, regular files only, errors by name.
+"""Open image files that others made, and encode pictures for pages.
 
 Pillow knows about 50 formats and chooses one by a file's content, not by its suffix. A file
 `photo.png` with PostScript inside would start Ghostscript, and the decoders of rare formats are the
@@ -7,10 +7,12 @@ least tested ones. Every image that the workbench reads is therefore opened here
 This module does not import torch, so that `deepcontrol report` starts fast.
 """
 
+import base64
 import contextlib
+import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -18,6 +20,10 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # PPM includes PGM and PBM
 ORIENTATION = 0x0112  # EXIF tag
 UPRIGHT, MIRRORED, TURNED = 1, (2, 3, 4), (5, 6, 7, 8)  # turned by 90 degrees
+# Pictures in pages
+MAX_WIDTH, MIN_WIDTH = 1200, 800  # pixels; a page shows two pictures side by side
+MAX_HEIGHT = 4 * MAX_WIDTH
+MAX_PIXELS = 2**26  # larger pictures are not decoded: a page holds many
 
 Size = tuple[int, int]  # height, width
 
@@ -97,3 +103,33 @@ def _orientation(image: Image.Image) -> int:
     except Exception:  # damaged EXIF data do not spoil the pixels
         return UPRIGHT
     return value if value in MIRRORED or value in TURNED else UPRIGHT
+
+
+def first_and_last(samples: Sequence[tuple[int, Path]]) -> list[tuple[int, Path]]:
+    """Return the first and the last of the pictures of a run."""
+    return [*samples[:1], *samples[1:][-1:]]
+
+
+def picture_uri(path: Path) -> str:
+    """Return a picture as a data URI; raise ValueError if it cannot be read."""
+    return f"data:image/jpeg;base64,{base64.b64encode(as_jpeg(path)).decode()}"
+
+
+def as_jpeg(path: Path) -> bytes:
+    """Return a picture as a small JPEG; raise ValueError if it cannot be read."""
+    try:
+        with open_header(path) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise ImageError(
+                    f"{opened.height}x{opened.width} pixels, expected at most {MAX_PIXELS:,}"
+                )
+            image = opened.convert("RGB")
+    except ImageError as error:
+        raise ValueError(f"{path.name} is not a readable picture: {error}") from error
+    image.thumbnail((MAX_WIDTH, MAX_HEIGHT))
+    # By whole squares, since interpolation would blur labels.
+    factor = min(-(-MIN_WIDTH // image.width), max(1, MAX_HEIGHT // image.height))
+    image = image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=88, subsampling=0)  # keeps the borders of label colors
+    return file.getvalue()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepcontrol.workbench.bench import Bench
+from deepcontrol.workbench.bench import Bench, gpu_tasks
 from deepcontrol.workbench.bench.cases import (
     CELLS,
     CONTENDERS,
@@ -17,7 +17,6 @@ from deepcontrol.workbench.bench.cases import (
     tier,
 )
 from deepcontrol.workbench.bench.kernels import op_cases
-from deepcontrol.workbench.bench.run import gpu_tasks
 
 
 def test_default_grid_has_each_case_once() -> None:

@@ -20,7 +20,7 @@ from deepcontrol.workbench.bench.contenders import (
 )
 from deepcontrol.workbench.bench.results import CONTENDER_NAMES
 from deepcontrol.workbench.models import SegNet, UNet3d
-from deepcontrol.workbench.models.segnet import BytePool, ByteUnpool
+from deepcontrol.workbench.models.segmentation import BytePool, ByteUnpool
 
 NETWORKS = {
     2: (lambda: SegNet(5, width=0.125), (2, 3, 37, 50)),

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepcontrol.workbench.bench import contenders, measure, run
+from deepcontrol.workbench import bench
+from deepcontrol.workbench.bench import contenders, measure
 from deepcontrol.workbench.bench.cases import Case
 from deepcontrol.workbench.bench.results import read_rows, write_rows
 from deepcontrol.workbench.cli import main
@@ -21,7 +22,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "check_network", lambda *_: 0.0)
+    monkeypatch.setattr(bench, "check_network", lambda *_: 0.0)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
         times = {"ms_p20": "1.0", "ms_p50": "2.0", "ms_p80": "3.0"}
         return [{**case.key, **times} for case in cases]
 
-    monkeypatch.setattr(run, "measure_interleaved", fake)
+    monkeypatch.setattr(bench, "measure_interleaved", fake)
     return seen
 
 
@@ -114,10 +115,10 @@ def test_outdated_rows_are_measured_again(
 def test_row_is_valid_for_its_hardware_versions_and_source() -> None:
     here = {"hardware": "x", "torch": "2", "source": "new", "run": "b", "date": "c"}
     row = {"group": "segnet", "contender": "bn", "hardware": "x", "torch": "2", "source": "new"}
-    assert run.is_valid(row, here)
+    assert bench.is_valid(row, here)
     for column in ("hardware", "torch", "source"):
-        assert not run.is_valid({**row, column: "old"}, here)
-    assert not run.is_valid({**row, "error": "out of memory"}, here)
+        assert not bench.is_valid({**row, column: "old"}, here)
+    assert not bench.is_valid({**row, "error": "out of memory"}, here)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from deepcontrol.workbench.data import DataError, Sample, open_source, prepare
-from deepcontrol.workbench.data.files import PairedFiles
+from deepcontrol.workbench.data.road_scenes import PairedFiles
 from tests.processes import DEADLOCK
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import NO_CLASS, Sample, distinct_colors, open_source, prepare
+from deepcontrol.workbench.data.classification import DecodedFiles
 from deepcontrol.workbench.data.inspect import check, contact_sheet
-from deepcontrol.workbench.data.packed import DecodedFiles
 from tests.workbench.data.classification import (
     write_cifar,
     write_folders,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepcontrol.workbench.data.road_scenes import CLASSES, PALETTE
-from deepcontrol.workbench.models import classnet, segnet
+from deepcontrol.workbench.models import segmentation
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import Checkpoint, save_best
 from deepcontrol.workbench.train.config import Train
@@ -38,10 +38,10 @@ def make_run(folder: Path, model: str = "segnet", norm: str = "agc") -> Path:
 @pytest.fixture
 def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use networks with one or two poolings, because exporting all five or seven takes a minute."""
-    monkeypatch.setattr(segnet, "STAGES", ((64, 64), (128,)))
-    monkeypatch.setattr(classnet, "POOLINGS", 1)
-    monkeypatch.setattr(classnet, "WIDTHS", classnet.WIDTHS[:2])
-    monkeypatch.setattr(classnet, "CONVOLUTIONS", (1, 1))
+    monkeypatch.setattr(segmentation, "SEGNET_STAGES", ((64, 64), (128,)))
+    monkeypatch.setattr(segmentation, "CLASSNET_POOLINGS", 1)
+    monkeypatch.setattr(segmentation, "CLASSNET_WIDTHS", segmentation.CLASSNET_WIDTHS[:2])
+    monkeypatch.setattr(segmentation, "CLASSNET_CONVOLUTIONS", (1, 1))
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deepcontrol.workbench import export
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.export import command
 from deepcontrol.workbench.export.check import MismatchError, check, difference
 from deepcontrol.workbench.export.targets import TARGETS, Sizes, Target
 
@@ -75,7 +75,7 @@ def test_no_file_is_written(
         lambda path: lambda images: (torch.zeros(len(images), 19, *images.shape[2:]),),
     )
     monkeypatch.setitem(TARGETS, "exported", zeros)
-    monkeypatch.setattr(command, "trace", lambda model, sizes: None)
+    monkeypatch.setattr(export, "trace", lambda model, sizes: None)
     assert main(["export", str(run), "--to", "exported"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the exported network differs from torch by")

@@ -80,7 +80,7 @@ def test_contradicting_options(run: Path, tmp_path: Path, error_of) -> None:
 
 @pytest.fixture
 def _packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepcontrol.workbench.export.command.require", lambda target, extra: None)
+    monkeypatch.setattr("deepcontrol.workbench.export.require", lambda target, extra: None)
 
 
 @pytest.mark.usefixtures("_packages")

@@ -171,12 +171,12 @@ def test_out_of_memory(
     def refuse(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("deepcontrol.workbench.predict.command.label_tiled", refuse)
+    monkeypatch.setattr("deepcontrol.workbench.predict.label_tiled", refuse)
     assert main(["predict", str(run), str(images)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2  # each image is tried
     assert lines[0].endswith("b.png: not enough memory: set a smaller --tile")
-    monkeypatch.setattr("deepcontrol.workbench.predict.command.label_blended", refuse)
+    monkeypatch.setattr("deepcontrol.workbench.predict.label_blended", refuse)
     run = make_run(run.with_name("crops"), size=(32, 64), image_size=[64, 64])
     assert main(["predict", str(run), str(images)]) == 1
     assert "not enough memory for a window of the crop size 32x64" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from deepcontrol.workbench.data import open_source
 from deepcontrol.workbench.data.batches import normalized
 from deepcontrol.workbench.models import ClassNet, Norm, SegNet
-from deepcontrol.workbench.models.classnet import ClassesAndContour
+from deepcontrol.workbench.models.segmentation import ClassesAndContour
 from deepcontrol.workbench.predict.tiling import (
     MEMORY_FRACTION,
     Span,

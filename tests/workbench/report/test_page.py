@@ -15,9 +15,9 @@ from PIL import Image
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.folders.runfolder import read_run
+from deepcontrol.workbench.imagefile import as_jpeg
 from deepcontrol.workbench.report.figures import COLORS, DASHES, line_style
 from deepcontrol.workbench.report.layers import left_out, track
-from deepcontrol.workbench.report.pictures import as_jpeg
 from tests.workbench.report.conftest import LAYERS, layers, make_run
 
 

@@ -20,7 +20,7 @@ from deepcontrol.workbench.study.executors import find_slots
 from deepcontrol.workbench.study.figure import FIGURE_1
 from deepcontrol.workbench.study.jobs import plan, refuse_changed, train_command
 from deepcontrol.workbench.study.settings import PRESETS, Reproduce
-from deepcontrol.workbench.train.commands import TrainCommand
+from deepcontrol.workbench.train import TrainCommand
 from deepcontrol.workbench.train.config_file import ConfigChangedError, save_config
 from tests.processes import DEADLOCK
 from tests.workbench.study.tiny import reproduce

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deepcontrol.workbench.cli import main, parse
-from deepcontrol.workbench.train.commands import TrainCommand
+from deepcontrol.workbench.train import TrainCommand
 from deepcontrol.workbench.train.config import Train
 
 TINY = {

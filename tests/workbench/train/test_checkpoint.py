@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.folders import output
+from deepcontrol.workbench.folders import storage
 from deepcontrol.workbench.optim import adamw, sgd
 from deepcontrol.workbench.train import checkpoint as checkpoint_module
 from deepcontrol.workbench.train.checkpoint import (
@@ -280,7 +280,7 @@ def test_full_disk_leaves_the_old_checkpoint(
         "mkdir": (Path, "mkdir"),
         "write_atomic": (checkpoint_module, "write_atomic"),
         "torch.save": (torch, "save"),
-        "fsync": (output.os, "fsync"),
+        "fsync": (storage.os, "fsync"),
     }
     with monkeypatch.context() as patch:
         patch.setattr(*targets[failing], full)

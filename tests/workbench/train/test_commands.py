@@ -10,8 +10,8 @@ import torch
 
 from deepcontrol.nn import saved_bytes
 from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.train import plan
 from deepcontrol.workbench.train.build import build_model
-from deepcontrol.workbench.train.commands import plan
 from tests.processes import DEADLOCK
 from tests.workbench.train.runs import command, metrics, start, tiny
 

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from deepcontrol.workbench.folders import records, runfolder, runlock
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.models import NORMS
 from deepcontrol.workbench.optim import set_lr
 from deepcontrol.workbench.study.arms import Arm
@@ -204,7 +204,7 @@ def test_records_are_those_of_single_runs(
                 assert mine[name] == pytest.approx(expected[name], abs=1e-4)
         assert abs(metrics(run.out)[2]["val_loss"] - metrics(run.out)[0]["val_loss"]) > 1e-3
         layers, expected_layers = (
-            records.read_records(folder / runfolder.LAYERS)[-1]["layers"]
+            storage.read_records(folder / runfolder.LAYERS)[-1]["layers"]
             for folder in (run.out, alone.out)
         )
         assert layers.keys() == expected_layers.keys()
@@ -305,12 +305,12 @@ def test_unsuitable_runs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_occupied_folders_are_refused(tmp_path: Path, cifar: Path) -> None:
     runs = configs(tmp_path, cifar, model="mlp", epochs=1, warmup_epochs=0, schedule="constant")
     with (
-        runlock.lock(runs[2].out),
-        pytest.raises(runlock.RunInUseError, match="in use by process"),
+        runfolder.lock(runs[2].out),
+        pytest.raises(runfolder.RunInUseError, match="in use by process"),
     ):
         train_ensemble(runs, QUIET)
     assert not (runs[0].out / runfolder.CONFIG).exists()
-    (runs[2].out / runlock.LOCK).unlink()
+    (runs[2].out / runfolder.LOCK).unlink()
 
     assert train_ensemble(runs[:1], QUIET) == 0
     before = (runs[0].out / runfolder.METRICS).read_bytes()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepcontrol.ops import max_pool2x2
 from deepcontrol.workbench.models import Norm, SegNet, is_agc
-from deepcontrol.workbench.models.classnet import ClassesAndContour
+from deepcontrol.workbench.models.segmentation import ClassesAndContour
 from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.train.build import build_data, build_model, open_sources
 from deepcontrol.workbench.train.checkpoint import load

@@ -18,7 +18,7 @@ from deepcontrol.workbench.folders.runfolder import read_run
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
-from deepcontrol.workbench.train.sheets import sample_sheet, save_png
+from deepcontrol.workbench.train.progress import sample_sheet, save_png
 from tests.processes import DEADLOCK
 from tests.workbench.train.runs import command, metrics, train_here
 

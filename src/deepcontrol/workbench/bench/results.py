@@ -16,7 +16,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from ..folders.output import open_append, replacing, write_atomic
+from ..folders.storage import open_append, replacing, write_atomic
 from ..hardware import hardware
 
 if TYPE_CHECKING:

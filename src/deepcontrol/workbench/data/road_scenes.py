@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streets import render
 
-from .files import Pair, PairedFiles, list_images, native_size
-from .sample import VOID, DataError, Palette, Sample, Size, Task
+from .files import UNKNOWN, fingerprint, list_images, native_size, read_ids, read_image
+from .sample import VOID, DataError, Palette, Sample, Size, Task, covering
 
 SPLITS = ("train", "val", "test")
 
@@ -90,6 +91,81 @@ STREETS_VERSION = 1  # increase it when the golden digests of tests/streets chan
 STREETS_COUNTS = {"train": 1000, "val": 200}
 STREETS_SEEDS = {"train": 1, "val": 2}
 _FIRST_INSTANCE = 1000  # segment ids below are class ids, segment ids above are instances
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The files of one sample."""
+
+    image: Path
+    labels: Path
+    instances: Path | None = None
+
+    @property
+    def maps(self) -> tuple[Path, ...]:
+        return (self.labels,) if self.instances is None else (self.labels, self.instances)
+
+
+@dataclass(frozen=True)
+class PairedFiles:
+    """A `Source` of image and label files. A table maps their ids to classes."""
+
+    name: str
+    classes: tuple[str, ...]
+    palette: Palette
+    pairs: tuple[Pair, ...]
+    class_of: tuple[tuple[int, int], ...]  # (id in the file, class id or VOID)
+    native: Size  # size of every image
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def task(self) -> Task:
+        return "segmentation"
+
+    @property
+    def origin(self) -> str:
+        return str(self.pairs[0].image.parent.resolve()) if self.pairs else ""
+
+    def fingerprint(self) -> str:
+        files = [path for pair in self.pairs for path in (pair.image, *pair.maps)]
+        return fingerprint(files, salt=repr(self.class_of))
+
+    def read(self, index: int, size: Size) -> Sample:
+        pair = self.pairs[index]
+        own = native_size(pair.image, *pair.maps)
+        if own != self.native:
+            (h, w), (own_h, own_w) = self.native, own
+            raise DataError(pair.image, f"size {own_h}x{own_w}, but other images have {h}x{w}")
+        size = covering(own, size)
+        image = read_image(pair.image, size)
+        labels = self._to_classes(pair.labels, read_ids(pair.labels, size))
+        if pair.instances is None:
+            return Sample(image, labels, labels.astype(np.uint16))
+        ids = read_ids(pair.instances, size)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high > np.iinfo(np.uint16).max:
+            raise DataError(
+                pair.instances, f"instance ids from {low} to {high}, expected 0 to 65535"
+            )
+        return Sample(image, labels, ids.astype(np.uint16))
+
+    def _to_classes(self, path: Path, ids: NDArray[np.int32]) -> NDArray[np.uint8]:
+        table = np.full(256, UNKNOWN, np.uint8)
+        for file_id, class_id in self.class_of:
+            table[file_id] = class_id
+        labels = table[ids.clip(0, 255)]
+        bad = (labels == UNKNOWN) | (ids < 0) | (ids > 255)
+        if bad.any():
+            known = sorted(i for i, _ in self.class_of if i != VOID)
+            worst = ids[bad].max()
+            raise DataError(
+                path,
+                f"class id {worst} in {(ids == worst).sum()} pixels, "
+                f"expected {known[0]} to {known[-1]}, or {VOID} for void",
+            )
+        return labels
 
 
 class Layout(NamedTuple):

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..legend import draw_legend
 from .classfile import (
     LARGEST_ID,
     MOST_CLASSES,
@@ -22,9 +21,7 @@ from .classfile import (
     find_class_file,
     hex_color,
 )
-from .folder import Files, FolderOptions, find_files, fitting, make_source
-from .inspect import colored
-from .pixels import (
+from .files import (
     Pixels,
     decode,
     decode_colors,
@@ -34,6 +31,8 @@ from .pixels import (
     resize,
     unpack_color,
 )
+from .folder import Files, FolderOptions, find_files, fitting, make_source
+from .inspect import colored, draw_legend
 from .sample import DataError, Palette, Sample, Size, starter_colors
 
 LEAST_DISTANCE = 40  # of two colors of a palette, summed over red, green and blue

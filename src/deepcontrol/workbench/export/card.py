@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..folders.runfolder import Run, read_run
-from ..sizes import format_size
-from ..terminal import printable
+from ..terminal import format_size, printable
 from ..train.config import Train
 
 CARD = "model-card.md"

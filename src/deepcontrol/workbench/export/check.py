@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..data import VOID, Batches, prepare
 from ..data.folder import FolderSource
 from ..metrics import ConfusionMatrix
-from ..sizes import Size, format_size
+from ..terminal import Size, format_size
 from ..train.build import open_split
 from ..train.config import Train
 from ..train.evaluate import forward_in_windows, split_windows

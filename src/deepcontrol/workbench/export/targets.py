@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ..folders.output import write_atomic
+from ..folders.storage import write_atomic
 from ..models import ClassNet
 
 INPUT = "images"

@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
 
-from .json_files import read_json, write_json
 from .runfolder import Run, is_within, read_run
+from .storage import read_json, write_json
 
 STUDY = "study.json"
 RUNS, LOGS, FIGURES = "runs", "logs", "figures"

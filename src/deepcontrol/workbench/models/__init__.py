@@ -6,10 +6,8 @@ from torch import nn
 
 from .blocks import NORMS, Norm, is_agc, scaled
 from .classifiers import MLP, CifarResNet, ResNet18, ResNet50
-from .classnet import ClassNet
 from .external import CUSTOM, ExternalNetwork, build_external, external_task, is_code, is_external
-from .segnet import SegNet
-from .unet import UNet
+from .segmentation import ClassNet, SegNet, UNet
 from .unet3d import NnUNet3d, UNet3d
 
 _SEGMENTATION = ("segnet", "classnet", "unet", "unet3d")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import he_init_
-from .blocks import Block, Norm, conv_block, scaled, start_gains_
+from .blocks import Block, BlockActivation, Norm, conv_block, scaled, start_gains_
 
 WIDTHS = (32, 64, 128, 256, 320)
 TOTAL_STRIDE = 2 ** (len(WIDTHS) - 1)
@@ -47,11 +47,12 @@ class UNet3d(nn.Module):
         widths = [scaled(c, width) for c in WIDTHS]
         self.in_channels = in_channels
         self.encoder = nn.ModuleList(
-            _conv_pair(block, a, b, stride=2 if i else 1)
+            _convolutions(block, "relu", a, b, 2, stride=2 if i else 1)
             for i, (a, b) in enumerate(itertools.pairwise([in_channels, *widths]))
         )
         self.decoder = nn.ModuleList(
-            DecoderLevel(block, below, here) for below, here in itertools.pairwise(reversed(widths))
+            DecoderStage(block, "relu", below, here, 2)
+            for below, here in itertools.pairwise(reversed(widths))
         )
         self.classify = nn.Conv3d(widths[0], classes, 1)
         he_init_(self)
@@ -73,22 +74,6 @@ class UNet3d(nn.Module):
         for level in self.decoder:
             x = level(x, skips.pop())
         return self.classify(x)
-
-
-class DecoderLevel(nn.Module):
-    """One level of the decoder: upsample, concatenate the skip connection, convolve."""
-
-    def __init__(self, block: Block, below: int, channels: int) -> None:
-        super().__init__()
-        self.up = nn.ConvTranspose3d(below, channels, 2, stride=2)
-        self.convolutions = _conv_pair(block, 2 * channels, channels)
-
-    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        return self.convolutions(torch.cat([self.up(x), skip], 1))
-
-
-def _conv_pair(block: Block, in_channels: int, channels: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(block(in_channels, channels, 3, stride), block(channels, channels, 3))
 
 
 class NnUNet3d(nn.Module):
@@ -137,9 +122,9 @@ class NnUNet3d(nn.Module):
                     _residual_stage(block, before, channels, stride, RESIDUAL_BLOCKS[stage])
                 )
             else:
-                self.encoder.append(_convolutions(block, before, channels, 2, stride))
+                self.encoder.append(_convolutions(block, "leaky_relu", before, channels, 2, stride))
         self.decoder = nn.ModuleList(
-            DecoderStage(block, below, here, 1 if residual else 2)
+            DecoderStage(block, "leaky_relu", below, here, 1 if residual else 2)
             for below, here in itertools.pairwise(reversed(widths))
         )
         self.classify = nn.Conv3d(widths[0], classes, 1)
@@ -175,10 +160,12 @@ class NnUNet3d(nn.Module):
 class DecoderStage(nn.Module):
     """One stage of the decoder: upsample, concatenate the skip connection, convolve."""
 
-    def __init__(self, block: Block, below: int, channels: int, count: int) -> None:
+    def __init__(
+        self, block: Block, activation: BlockActivation, below: int, channels: int, count: int
+    ) -> None:
         super().__init__()
         self.up = nn.ConvTranspose3d(below, channels, 2, stride=2)
-        self.convolutions = _convolutions(block, 2 * channels, channels, count)
+        self.convolutions = _convolutions(block, activation, 2 * channels, channels, count)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         return self.convolutions(torch.cat([self.up(x), skip], 1))
@@ -206,10 +193,15 @@ class ResidualBlock(nn.Module):
 
 
 def _convolutions(
-    block: Block, in_channels: int, channels: int, count: int, stride: int = 1
+    block: Block,
+    activation: BlockActivation,
+    in_channels: int,
+    channels: int,
+    count: int,
+    stride: int = 1,
 ) -> nn.Sequential:
-    first = block(in_channels, channels, 3, stride, "leaky_relu")
-    more = (block(channels, channels, 3, 1, "leaky_relu") for _ in range(count - 1))
+    first = block(in_channels, channels, 3, stride, activation)
+    more = (block(channels, channels, 3, 1, activation) for _ in range(count - 1))
     return nn.Sequential(first, *more)
 
 

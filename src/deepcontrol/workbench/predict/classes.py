@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data.batches import normalized
 from ..data.files import cover_and_crop
-from ..folders.output import write_atomic
+from ..folders.storage import write_atomic
 from ..terminal import printable
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run

@@ -17,14 +17,12 @@ from PIL import Image
 
 from ..data import DataError, Size
 from ..data.classfile import Range
-from ..data.files import check_eight_bit, open_image
-from ..data.inspect import colored
-from ..data.pixels import TIFF_SUFFIXES, decode, to_eight_bit
+from ..data.files import TIFF_SUFFIXES, check_eight_bit, decode, open_image, to_eight_bit
+from ..data.inspect import colored, draw_legend
 from ..data.sample import Palette
 from ..data.survey import as_rgb
-from ..folders.output import replacing
+from ..folders.storage import replacing
 from ..imagefile import ImageError, open_header
-from ..legend import draw_legend
 from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")

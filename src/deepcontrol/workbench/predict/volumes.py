@@ -17,12 +17,23 @@ from rich.markup import escape
 from rich.progress import Progress
 from torch import nn
 
-from ..data.nifti import Shape, Spacing, nibabel, read_nifti, resample, shape_at
 from ..data.sample import window_starts
-from ..data.volumes import ENDINGS, Intensities, Statistics, moments, normalize
-from ..folders.output import replacing
+from ..data.volumes import (
+    ENDINGS,
+    Intensities,
+    Shape,
+    Spacing,
+    Statistics,
+    moments,
+    nibabel,
+    normalize,
+    read_nifti,
+    resample,
+    shape_at,
+)
 from ..folders.runfolder import CONFIG
-from ..sizes import format_size
+from ..folders.storage import replacing
+from ..terminal import format_size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config_file import check_code, load_config

@@ -15,7 +15,6 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from ..folders.output import write_atomic
 from ..folders.runfolder import (
     CONFIG,
     DIVERGED,
@@ -26,6 +25,7 @@ from ..folders.runfolder import (
     Run,
     read_runs,
 )
+from ..folders.storage import write_atomic
 from ..folders.studyfolder import FINISHED, PAGE, RUNS, STUDY, StudyRuns, is_study, read_study
 
 __all__ = ["Report", "run_report"]

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from ..folders.output import replacing, write_atomic
 from ..folders.runfolder import Run
+from ..folders.storage import replacing, write_atomic
 from ..folders.studyfolder import FIGURES, Line, Measurement, Panel, Sweep
 from .text import NORM_NAMES
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import jinja2
 
-from ..folders.output import write_atomic
 from ..folders.runfolder import Run
+from ..folders.storage import write_atomic
 from ..folders.studyfolder import (
     PAGE,
     VERDICT_TABLE,
@@ -23,6 +23,7 @@ from ..folders.studyfolder import (
     StudyRuns,
     Sweep,
 )
+from ..imagefile import first_and_last, picture_uri
 from ..terminal import printable
 from . import text
 from .classes import (
@@ -63,7 +64,6 @@ from .layers import (
     track,
     track_open,
 )
-from .pictures import first_and_last, picture_uri
 from .summary import (
     ABOUT_AGC,
     differing,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from ..folders.records import Row
 from ..folders.runfolder import Run, finite_number
+from ..folders.storage import Row
 from ..folders.studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns, Sweep
-from .pictures import picture_uri
+from ..imagefile import picture_uri
 from .text import (
     DATA_NAMES,
     NORM_NAMES,

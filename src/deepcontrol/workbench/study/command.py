@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from ..folders.output import make_folder
+from ..folders.storage import make_folder
 from ..folders.studyfolder import (
     FINISHED,
     LOGS,

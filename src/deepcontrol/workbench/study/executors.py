@@ -24,8 +24,7 @@ from typing import Any
 
 import torch
 
-from ..folders.json_files import parse_json
-from ..folders.output import make_folder, open_append
+from ..folders.storage import make_folder, open_append, parse_json
 from ..terminal import SafeConsole
 from ..train.config import Train
 from ..train.config_file import from_json, to_json

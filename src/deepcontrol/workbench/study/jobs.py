@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ..folders.output import remove_tree
-from ..folders.records import scan_records
 from ..folders.runfolder import (
     BEST,
     LAST,
@@ -19,10 +17,11 @@ from ..folders.runfolder import (
     PREVIOUS,
     Run,
     finite_number,
+    is_locked,
     read_diverged,
     read_run,
 )
-from ..folders.runlock import is_locked
+from ..folders.storage import remove_tree, scan_records
 from ..folders.studyfolder import FINISHED, RUNS, State
 from ..models import is_agc
 from ..train.config import Train

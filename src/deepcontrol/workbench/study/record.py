@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.results import Row, read_rows, write_rows
-from ..folders.json_files import read_bytes, read_json, write_json
-from ..folders.output import make_folder, write_atomic
-from ..folders.records import MAX_FILE_BYTES, format_record
 from ..folders.runfolder import (
     CONFIG,
     DIVERGED,
@@ -24,6 +21,15 @@ from ..folders.runfolder import (
     Run,
     finite_number,
     read_run,
+)
+from ..folders.storage import (
+    MAX_FILE_BYTES,
+    format_record,
+    make_folder,
+    read_bytes,
+    read_json,
+    write_atomic,
+    write_json,
 )
 from ..folders.studyfolder import (
     BENCH,
@@ -35,8 +41,8 @@ from ..folders.studyfolder import (
     read_outline,
     write_study,
 )
+from ..imagefile import as_jpeg
 from ..models import is_agc
-from ..report.pictures import as_jpeg
 from .arms import Arm, agc, bn
 from .claims import CLASSNET_AGC, CLASSNET_BN, Claim, judge
 from .figure import FIGURE_1, figure_2, lr_grid

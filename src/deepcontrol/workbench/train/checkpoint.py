@@ -31,8 +31,6 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from ..folders.json_files import parse_json, parse_object, read_bytes
-from ..folders.output import remove_tree, replacing, sync, write_atomic
 from ..folders.runfolder import (
     BEST,
     CONFIG,
@@ -41,6 +39,15 @@ from ..folders.runfolder import (
     changed_values,
     parse_config,
     read_config,
+)
+from ..folders.storage import (
+    parse_json,
+    parse_object,
+    read_bytes,
+    remove_tree,
+    replacing,
+    sync,
+    write_atomic,
 )
 from .config_file import changeable
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data import DEFAULT_SIZES
-from ..folders.json_files import write_json
 from ..folders.runfolder import CONFIG, read_config
+from ..folders.storage import write_json
 from ..models import CUSTOM, is_code
-from .config import Train, flag_name, format_value
-from .settings import ADDED_LATER
+from .config import ADDED_LATER, Train, flag_name, format_value
 
 FORMAT = 1  # format version of config.json
 # Fields that may change when a run is resumed, because no result depends on them. A run with more

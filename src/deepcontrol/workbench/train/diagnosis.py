@@ -16,7 +16,7 @@ from ...step import split_batch
 from ..data import Batch, BatchStream, DatasetSplit, Source
 from ..folders import runfolder
 from ..hardware import total_memory
-from ..sizes import format_size
+from ..terminal import format_size
 from .build import build_network
 from .config import Train
 from .distributed import choose_autocast, peak_mib

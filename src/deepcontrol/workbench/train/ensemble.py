@@ -23,15 +23,14 @@ from torch.func import functional_call, vmap
 
 from ...step import WARMUP_STEPS
 from ..folders import runfolder
-from ..folders.runlock import RunLock
-from .config import Train, flag_name
+from ..folders.runfolder import RunLock
+from .config import ADDED_LATER, Train, flag_name
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib
 from .faults import FaultError, GuardStatus, is_out_of_memory
 from .loop import finish_epoch
 from .progress import Display, step_status
 from .run import Interrupts, Stopped, TrainingRun, interrupts
-from .settings import ADDED_LATER
 from .start import claim_folder, is_finished, load_started_config, open_run
 
 UNSUPPORTED = (

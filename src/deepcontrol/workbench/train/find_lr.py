@@ -20,15 +20,22 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from ...step import TrainingStep
-from ..folders.output import replacing
+from ..folders.storage import replacing
 from ..optim import set_lr
-from .build import build_data, build_model, build_objective, move_, open_sources, scale_to_images_
+from .build import (
+    add_noise_,
+    build_data,
+    build_model,
+    build_objective,
+    move_,
+    open_sources,
+    scale_to_images_,
+)
 from .config import Train
 from .diagnosis import memory_fault_at_start
 from .distributed import choose_autocast, choose_device, configure_torch, process_group
 from .faults import is_out_of_memory
 from .progress import Display
-from .proposals import add_noise_
 from .start import build_gems, build_optimizer
 
 PICTURE = "find-lr.png"

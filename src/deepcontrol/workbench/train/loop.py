@@ -12,8 +12,8 @@ from rich.console import Console
 from torch import nn
 
 from ..data import Batch
-from ..folders import records, runfolder
-from ..folders.runlock import RunLock
+from ..folders import runfolder, storage
+from ..folders.runfolder import RunLock
 from ..hardware import crowded_note, fit_threads
 from ..metrics import ConfusionMatrix, ImageError, ImageErrors
 from .build import Sources, class_logits
@@ -28,9 +28,18 @@ from .diagnosis import (
 from .distributed import Group, choose_device, configure_torch, peak_mib, process_group
 from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_device_failure, is_out_of_memory
-from .progress import Display, epoch_line, one_class_line, step_status, validation_note
+from .progress import (
+    Display,
+    Pixels,
+    epoch_line,
+    one_class_line,
+    sample_sheet,
+    save_png,
+    step_status,
+    validation_note,
+    worst_sheet,
+)
 from .run import Stopped, TrainingRun, images_in_batch, interrupts
-from .sheets import Pixels, sample_sheet, save_png, worst_sheet
 from .snapshot import snapshot
 from .start import claim_folder, open_run
 
@@ -301,8 +310,8 @@ def _metrics(
 def _write_records(run: TrainingRun, metrics: dict[str, Any], layers: dict[str, Any]) -> None:
     """Append to layers.jsonl and metrics.jsonl, and write TensorBoard events."""
     epoch, folder = metrics["epoch"], run.config.out
-    records.append_record(folder / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
-    records.append_record(folder / runfolder.METRICS, metrics)
+    storage.append_record(folder / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
+    storage.append_record(folder / runfolder.METRICS, metrics)
     if run.events is None:
         return
     names = ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s")

@@ -1,4 +1,4 @@
-"""Show the progress of a run: terminal and TensorBoard."""
+"""Show the progress of a run: terminal, TensorBoard, and sheets of validation images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -6,11 +6,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from torch import Tensor, nn
 
-from ..data import Task
+from ..data import VOID, BatchStream, DatasetSplit, Source, Task
+from ..data.classification import ImageFolder
+from ..data.folder import FolderSource
+from ..data.inspect import colored, draw_captions, draw_legend, fit_text
+from ..data.road_scenes import PairedFiles
+from ..data.survey import as_rgb
+from ..folders.storage import replacing
+from ..metrics import ImageError
+from ..terminal import Size
+from .evaluate import evaluating, predict
 
 FEW_IMAGES = 10  # validation images, below which there is a warning
 
@@ -184,3 +198,198 @@ class Events:
         except OSError as error:
             self._writer = None
             self._log(f"TensorBoard events stopped: {error}")
+
+
+# Sheets of validation images. In distributed training all processes must call these functions, and
+# all draw the same images.
+
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+
+SAMPLES_SHOWN = 4  # images of a segmentation sheet
+WORST_SHOWN = 6
+MIN_COLUMN = 160  # pixels; smaller images are enlarged by a whole factor
+COLUMN_NAMES = ("image", "label", "prediction", "wrong pixels in red")
+ERROR_COLOR = (255, 48, 48)
+
+# Classification
+COLUMNS, ROWS = 8, 4
+SIDE = 96  # pixels of an image on the sheet, at least
+MARGIN, LINE = 6, 15  # pixels around an image, and of a line of text
+RIGHT, WRONG = (28, 39, 51), (200, 30, 30)
+
+
+def sample_sheet(
+    model: nn.Module,
+    batches: BatchStream,
+    autocast: torch.dtype | None,
+    window: Size | None = None,
+) -> Pixels:
+    """Draw images that are spread evenly over the split.
+
+    Segmentation has a row per image: image, label, prediction, errors. Classification has a grid
+    of images with their classes; wrong predictions are red.
+    """
+    classifies = batches.dataset.task == "classification"
+    count = min(COLUMNS * ROWS if classifies else SAMPLES_SHOWN, len(batches.dataset))
+    # Evenly spread, because neighboring images may be frames of one scene.
+    indices = [i * len(batches.dataset) // count for i in range(count)]
+    if classifies:
+        return _class_sheet(model, batches, indices, autocast)
+    return _segmentation_sheet(model, batches, indices, autocast, window)
+
+
+def worst_sheet(
+    model: nn.Module,
+    batches: BatchStream,
+    worst: Sequence[ImageError],
+    names: Sequence[str],
+    autocast: torch.dtype | None,
+    window: Size | None = None,
+) -> Pixels:
+    """Draw the images with the highest errors, the worst first.
+
+    Args:
+        model: The network.
+        batches: The validation images.
+        worst: Images by falling error; the first ones are drawn.
+        names: Name of each of them.
+        autocast: Dtype for autocast, or None.
+        window: Predict larger images in windows of this size.
+    """
+    if batches.dataset.task == "classification":
+        indices = [image.sample for image in worst[: COLUMNS * ROWS]]
+        return _class_sheet(model, batches, indices, autocast)
+    shown = list(zip(worst, names, strict=True))[:WORST_SHOWN]
+    captions = [f"{name}: {image.error:.1%} wrong" for image, name in shown]
+    indices = [image.sample for image, _ in shown]
+    return _segmentation_sheet(model, batches, indices, autocast, window, captions)
+
+
+def sample_name(source: Source | DatasetSplit, index: int) -> str:
+    """Return the file name of a sample, or its number if it has no file."""
+    match source:
+        case PairedFiles():
+            return source.pairs[index].image.name
+        case FolderSource():
+            place = source.places[index]
+            tile = f" ({place.left}, {place.top})" if source.options.tile is not None else ""
+            return f"{source.files[place.file].image.name}{tile}"
+        case ImageFolder():
+            return str(source.images[index].path.relative_to(source.root))
+    return f"image {index}"
+
+
+def save_png(pixels: Pixels, path: Path) -> None:
+    """Write a picture into a folder of the run folder."""
+    with replacing(path, inside=path.parent.parent) as file:
+        Image.fromarray(pixels).save(file, "PNG")
+
+
+# Segmentation
+
+
+def _segmentation_sheet(
+    model: nn.Module,
+    batches: BatchStream,
+    indices: Sequence[int],
+    autocast: torch.dtype | None,
+    window: Size | None,
+    captions: Sequence[str] = (),
+) -> Pixels:
+    classes, palette = batches.dataset.classes, batches.dataset.palette
+    rows: list[Pixels] = []
+    with evaluating(model, batches.device, autocast):
+        for index in indices:
+            batch = batches.samples([index])
+            guess = predict(model, batch.images, window)[0]
+            rows.append(_row(batch.images[0], batch.labels[0], guess, batches))
+    factor = max(1, -(-MIN_COLUMN // (rows[0].shape[1] // 4)))
+    width = factor * rows[0].shape[1]
+    parts = [draw_captions(COLUMN_NAMES, width // 4)]
+    for number, row in enumerate(rows):
+        if captions:
+            parts.append(draw_captions([captions[number]], width))
+        parts.append(row.repeat(factor, 0).repeat(factor, 1))
+    legend = [*zip(classes, palette, strict=True), ("no label", (0, 0, 0))]
+    return np.vstack([*parts, draw_legend(legend, width)])
+
+
+def _row(image: Tensor, labels: Tensor, predicted: Tensor, batches: BatchStream) -> Pixels:
+    """Draw image, label, prediction and errors; of a volume, the slice with the most labels."""
+    if image.dim() == 4:
+        depth = int(((labels > 0) & (labels != VOID)).flatten(1).sum(1).argmax())
+        image, labels, predicted = image[:, depth], labels[depth], predicted[depth]
+    shown, palette = as_rgb(batches.pixels(image)), batches.dataset.palette
+    truth, guess = (a.to(torch.uint8).cpu().numpy() for a in (labels, predicted))
+    return np.hstack(
+        [shown, colored(truth, palette), colored(guess, palette), _errors(truth, guess, shown)]
+    )
+
+
+def _errors(truth: NDArray[np.uint8], guess: NDArray[np.uint8], shown: Pixels) -> Pixels:
+    """Draw wrong pixels in red over the darkened image, and void pixels in black."""
+    gray = shown.mean(2, keepdims=True) * 0.5
+    picture = np.repeat(gray, 3, axis=2).astype(np.uint8)
+    picture[(guess != truth) & (truth != VOID)] = ERROR_COLOR
+    picture[truth == VOID] = 0
+    return picture
+
+
+# Classification
+
+
+def _class_sheet(
+    model: nn.Module,
+    batches: BatchStream,
+    indices: list[int],
+    autocast: torch.dtype | None,
+) -> Pixels:
+    batch = batches.samples(indices)
+    with evaluating(model, batches.device, autocast):
+        predicted = predict(model, batch.images).tolist()
+    pictures = [_picture(as_rgb(batches.pixels(image))) for image in batch.images]
+    return draw_sheet(pictures, batch.labels.tolist(), predicted, batches.dataset.classes)
+
+
+def draw_sheet(
+    pictures: list[Image.Image], labels: list[int], predicted: list[int], classes: tuple[str, ...]
+) -> Pixels:
+    """Draw pictures of one size in rows of COLUMNS, with their classes.
+
+    Under each image are its class and, after an arrow, a wrong prediction.
+
+    Args:
+        pictures: The images.
+        labels: True class of each image; negative if it has none.
+        predicted: Predicted class of each image.
+        classes: Names of the classes.
+    """
+    width, height = pictures[0].size
+    cell = (width + 2 * MARGIN, height + 2 * MARGIN + 2 * LINE)
+    rows = -(-len(pictures) // COLUMNS)
+    sheet = Image.new("RGB", (cell[0] * min(COLUMNS, len(pictures)), cell[1] * rows), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    for i, (picture, label, guess) in enumerate(zip(pictures, labels, predicted, strict=True)):
+        left, top = cell[0] * (i % COLUMNS) + MARGIN, cell[1] * (i // COLUMNS) + MARGIN
+        is_wrong = label >= 0 and guess != label
+        if is_wrong:
+            frame = (left - 3, top - 3, left + width + 2, top + height + 2)
+            draw.rectangle(frame, outline=WRONG, width=3)
+        sheet.paste(picture, (left, top))
+        lines = [classes[label] if label >= 0 else "no class"]
+        if guess != label:
+            lines.append(f"-> {classes[guess]}")
+        for number, text in enumerate(lines):
+            place = (left, top + height + 2 + LINE * number)
+            draw.text(place, fit_text(text, font, width), WRONG if is_wrong else RIGHT, font)
+    return np.asarray(sheet)
+
+
+def _picture(pixels: Pixels) -> Image.Image:
+    """Return pixels as a picture, enlarged by a whole factor."""
+    picture = Image.fromarray(np.ascontiguousarray(pixels))
+    factor = max(1, -(-SIDE // min(picture.size)))
+    return picture.resize(
+        (factor * picture.width, factor * picture.height), Image.Resampling.NEAREST
+    )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...step import TrainingStep
 from ..data import Batch, BatchStream, DatasetSplit, Source
-from ..folders.runlock import RunLock
+from ..folders.runfolder import RunLock
 from ..optim import scheduled_lr, set_lr
 from .build import Objective
 from .checkpoint import CheckpointWriter
@@ -23,8 +23,7 @@ from .config import Train
 from .distributed import Group
 from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import GuardReader
-from .progress import Display, Events
-from .sheets import sample_name
+from .progress import Display, Events, sample_name
 from .snapshot import Position
 
 # Signals

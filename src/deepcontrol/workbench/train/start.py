@@ -20,20 +20,21 @@ from ...step import TrainingStep
 from ..data import BatchStream, DatasetSplit, Source
 from ..data.folder import FolderSource
 from ..data.volumes import VolumeSplit
-from ..folders import records, runfolder
-from ..folders.json_files import read_bytes
-from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS
-from ..folders.runlock import RunLock, lock
+from ..folders import runfolder, storage
+from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS, RunLock, lock
+from ..folders.storage import read_bytes
 from ..optim import adamw, scale_lr, sgd
 from .build import (
     Data,
     Fingerprints,
     Sources,
+    add_noise_,
     build_data,
     build_model,
     build_objective,
     check_same_data,
     fingerprints,
+    lambdas,
     move_,
     open_sources,
     scale_to_images_,
@@ -46,7 +47,6 @@ from .distributed import Group, choose_autocast, describe_machine, shard_
 from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import Guard, GuardReader
 from .progress import Display, Events
-from .proposals import add_noise_, lambdas
 from .run import Interrupts, Stopped, TrainingRun, has_schedule
 from .snapshot import Position, restore
 
@@ -162,7 +162,7 @@ def open_run(
         save_config(config, derived | derived_from_source(sources.train), about(machine))
         epoch = -1 if position is None else position.epoch
         for name in (runfolder.METRICS, runfolder.LAYERS):
-            for message in records.truncate_records(config.out / name, epoch):
+            for message in storage.truncate_records(config.out / name, epoch):
                 display.log(message)
         (config.out / runfolder.DIVERGED).unlink(missing_ok=True)  # the run is retried
         events = Events(config.out, epoch + 1, display.log)
@@ -332,12 +332,12 @@ def is_finished(run: Path, epochs: int) -> bool:
     """Return whether a run has diverged or recorded all its epochs."""
     metrics = run / runfolder.METRICS
     diverged = (run / runfolder.DIVERGED).exists() and metrics.exists()
-    return diverged or records.last_epoch(metrics) >= epochs
+    return diverged or storage.last_epoch(metrics) >= epochs
 
 
 def archive_records(run: Path) -> str:
     """Rename the records of a finished run without a checkpoint; return a log line."""
-    kept = records.unused_name(run / runfolder.METRICS, "old")
+    kept = storage.unused_name(run / runfolder.METRICS, "old")
     for name in (runfolder.LAYERS, runfolder.DIVERGED, runfolder.METRICS):
         if (run / name).exists():
             (run / name).replace(run / f"{name}{kept.suffix}")

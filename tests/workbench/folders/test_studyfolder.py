@@ -17,7 +17,7 @@ from deepcontrol.workbench.folders.studyfolder import (
 )
 from tests.workbench.report.test_study import make_format_1, make_study
 
-CAMVID = Path(__file__).parents[2] / "results" / "camvid"
+CAMVID = Path(__file__).parents[3] / "results" / "camvid"
 
 
 def test_the_committed_study_survives_a_round_trip(tmp_path: Path) -> None:
