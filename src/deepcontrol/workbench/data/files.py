@@ -15,7 +15,8 @@ from PIL import Image
 from .. import imagefile
 from .sample import VOID, DataError, Palette, Sample, Size, Task, covering
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # of file managers
 # Pillow modes with at most 8 bits per channel. Others lose values in the conversion to RGB.
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 CONTENT_BYTES = 64 * 2**20  # of a split's files that a fingerprint reads, about
@@ -170,11 +171,20 @@ def _naming(path: Path) -> Iterator[None]:
         raise DataError(path, str(error)) from error
 
 
+def list_entries(folder: Path) -> list[Path]:
+    """List a folder by name, without hidden files and those of file managers."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if not path.name.startswith(".") and path.name.lower() not in _SYSTEM_FILES
+    )
+
+
 def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
     """List the images of a folder by name, and an error for each other file."""
     if not folder.is_dir():
         return [], [DataError(folder, "no such folder")]
-    entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    entries = list_entries(folder)
     images = [p for p in entries if p.suffix.lower() in IMAGE_SUFFIXES and not _is_special(p)]
     known = ", ".join(IMAGE_SUFFIXES)
     faults = [DataError(p, f"not an image ({known})") for p in entries if p not in set(images)]
