@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
@@ -29,11 +30,13 @@ STEPS_TO_PREPARE = 4  # run, record, remember the module, prepare it
 
 
 @pytest.fixture(scope="session")
-def built() -> None:
+def built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Build the helper, or use the build in the cache."""
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         pytest.skip("no C++ compiler")
-    build.build()
+    # The folder above is common to all workers of pytest-xdist: one builds, the others wait.
+    with FileLock(tmp_path_factory.getbasetemp().parent / "native.lock"):
+        build.build()
     build.load.cache_clear()
 
 
@@ -122,7 +125,7 @@ def test_same_as_python_bit_for_bit(
     x = maps(*shape, device=device, memory_format=memory_format).requires_grad_()
     g = maps(batch, 8, 8, 8, device=device, memory_format=memory_format)
     prepare(model, x, g)
-    for _ in range(3):
+    for _ in range(2):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(torch.randn_like(p), alpha=0.1)

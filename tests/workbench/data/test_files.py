@@ -65,6 +65,34 @@ def test_multichannel_tiff(planar: bool, tmp_path: Path) -> None:
         read(tmp_path / "a.tif")
 
 
+@pytest.mark.parametrize("channels", [3, 4])
+@pytest.mark.parametrize("planar", [False, True])
+def test_sixteen_bit_colors(channels: int, planar: bool, tmp_path: Path) -> None:
+    """Pillow would keep the upper 8 bits: 16 of 4096 levels of a 12-bit camera."""
+    array = np.random.default_rng(0).integers(0, 4096, (7, 9, channels)).astype(np.uint16)
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        np.moveaxis(array, 2, 0) if planar else array,
+        photometric="rgb",
+        planarconfig="separate" if planar else "contig",
+        extrasamples=["unassalpha"] * (channels - 3),
+    )
+    pixels = decode(tmp_path / "a.tif")
+    assert (pixels.array == array).all()
+    assert (pixels.channels, pixels.has_alpha) == (3, channels == 4)
+    expected = (array[..., :3] * (255 / 4095)).round()
+    assert np.abs(read(tmp_path / "a.tif", 3, (0, 4095)) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("shape", [(40, 56, 6), (80, 90, 2), (5, 40, 56)])
+def test_tiff_of_an_array(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """tifffile writes (H, W, 6) as H pages of (W, 6), and notes the shape."""
+    array = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", array, photometric="minisblack")
+    expected = np.moveaxis(array, 0, 2) if shape[0] == 5 else array
+    assert np.array_equal(decode(tmp_path / "a.tif").array, expected)
+
+
 def test_pages_of_a_tiff_are_channels(rgb: np.ndarray, tmp_path: Path) -> None:
     first, *others = (Image.fromarray(rgb[..., i]) for i in (0, 1, 2, 0))
     first.save(tmp_path / "a.tif", save_all=True, append_images=others)

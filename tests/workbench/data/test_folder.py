@@ -155,6 +155,14 @@ def test_sizes_must_match(root: Path) -> None:
         source.read(by_name(source, "01"), (32, 32))
 
 
+def test_files_of_file_managers_are_skipped(root: Path) -> None:
+    (root / "images" / "Thumbs.db").write_bytes(b"")
+    (root / "masks" / "desktop.ini").write_bytes(b"")
+    assert check(root).faults == []
+    (root / "images" / "notes.txt").write_bytes(b"")
+    assert [fault.path.name for fault in check(root).faults] == ["notes.txt"]
+
+
 def test_check_lists_all_faults(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(root).faults == []
     assert main(["data", "check", str(root)]) == 0

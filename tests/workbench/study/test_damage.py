@@ -16,7 +16,8 @@ from deepcontrol.workbench.folders.studyfolder import read_study
 from deepcontrol.workbench.study import command
 from tests.workbench.study.tiny import TINY, reproduce
 
-pytestmark = pytest.mark.slow  # every test judges a study and draws its page again
+# Every test judges a study and writes its page again.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_unrendered")]
 
 ROOT = Path(__file__).parents[3]
 AGC, BN = (f"segnet-{norm}-b4-lr0.32-s0" for norm in ("agc", "bn"))

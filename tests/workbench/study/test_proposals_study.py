@@ -22,7 +22,7 @@ TINY: dict[str, Any] = {
     "val_limit": 3,
     "eval_batch_size": 3,
 }
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_unrendered")]
 
 
 def reproduce(name: Any, out: Path, *words: str, seeds: int) -> int:

@@ -25,6 +25,7 @@ def reproduce(root: Path, out: Path, *words: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_unrendered")
 def test_a_tuned_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, out, packed = tmp_path / "data", tmp_path / "study", tmp_path / "packed"
     write_idx(root)
@@ -73,6 +74,7 @@ def test_a_tuned_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_unrendered")
 def test_a_tuned_study_of_ensembles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, out = tmp_path / "data", tmp_path / "study"
     write_idx(root)

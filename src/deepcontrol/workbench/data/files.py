@@ -5,6 +5,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,8 @@ from .. import imagefile
 from .classfile import ClassFile, Range, hex_color
 from .sample import VOID, DataError, Size, covering
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # of file managers
 # Pillow modes with at most 8 bits per channel. Others lose values in the conversion to RGB.
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
 CONTENT_BYTES = 64 * 2**20  # of a split's files that a fingerprint reads, about
@@ -97,11 +99,20 @@ def _naming(path: Path) -> Iterator[None]:
         raise DataError(path, str(error)) from error
 
 
+def list_entries(folder: Path) -> list[Path]:
+    """List a folder by name, without hidden files and those of file managers."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if not path.name.startswith(".") and path.name.lower() not in _SYSTEM_FILES
+    )
+
+
 def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
     """List the images of a folder by name, and an error for each other file."""
     if not folder.is_dir():
         return [], [DataError(folder, "no such folder")]
-    entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    entries = list_entries(folder)
     images = [p for p in entries if p.suffix.lower() in IMAGE_SUFFIXES and not _is_special(p)]
     known = ", ".join(IMAGE_SUFFIXES)
     faults = [DataError(p, f"not an image ({known})") for p in entries if p not in set(images)]
@@ -180,6 +191,7 @@ LOSSY_SUFFIXES = (".jpg", ".jpeg")
 MOST_CHANNELS = 64
 MOST_VALUES = 2**30  # of an image; a damaged or hostile header may claim any size
 _GRAY = np.array((0.299, 0.587, 0.114))
+_BITS_PER_SAMPLE, _IMAGE_DESCRIPTION = 258, 270  # TIFF tags
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I", "F")
 
 
@@ -221,9 +233,9 @@ def decode(path: Path) -> Pixels:
     if suffix == ".npy":
         return _checked(path, _load_npy(path))
     if suffix in TIFF_SUFFIXES:
-        array = _decode_tiff(path)
-        if array is not None:
-            return _checked(path, array)
+        pixels = _decode_tiff(path)
+        if pixels is not None:
+            return pixels
     return _from_pillow(open_image(path))
 
 
@@ -369,29 +381,62 @@ def _from_pillow(image: Image.Image) -> Pixels:
     return Pixels(np.atleast_3d(array))
 
 
-def _decode_tiff(path: Path) -> NDArray | None:
+def _decode_tiff(path: Path) -> Pixels | None:
     """Decode a TIFF that Pillow does not show as a single image; None if it does."""
     frames: list[NDArray] = []
     try:
         with imagefile.open_header(path) as image:
             pages, size = getattr(image, "n_frames", 1), image.size
-            if pages == 1:
+            colors = len(image.getbands()) if _has_deep_colors(image) else 0
+            use_tifffile = colors > 0 or _has_rows_as_pages(image)
+            if pages == 1 and not use_tifffile:
                 return None
-            if pages <= MOST_CHANNELS and pages * math.prod(size) <= MOST_VALUES:
-                for page in range(pages):
-                    image.seek(page)
-                    if image.size != size:
-                        break
-                    frames.append(np.asarray(image))
+            few = pages <= MOST_CHANNELS and pages * math.prod(size) <= MOST_VALUES
+            for page in range(pages if few and not use_tifffile else 0):
+                image.seek(page)
+                if image.size != size:
+                    break
+                frames.append(np.asarray(image))
     except imagefile.ImageError:
-        return _read_tifffile(path) if path.is_file() else None  # open_image reports the latter
+        if not path.is_file():
+            return None  # open_image reports it
+        colors, use_tifffile = 0, True
+    if use_tifffile:
+        array = _read_tifffile(path)
+        if colors and array.ndim == 3 and array.shape == (colors, *size[::-1]):
+            array = np.moveaxis(array, 0, 2)
+        return _checked(path, array, has_alpha=colors == 4)
     if len(frames) != pages or any(frame.ndim != 2 for frame in frames):
         raise DataError(
             path,
             f"{pages} pages, the first of {size[1]}x{size[0]}; expected at most {MOST_CHANNELS} "
             f"gray pages of one size, as channels of the image, with {MOST_VALUES:,} values",
         )
-    return np.stack(frames, 2)
+    return _checked(path, np.stack(frames, 2))
+
+
+def _has_deep_colors(image: Image.Image) -> bool:
+    """Return whether a TIFF has colors of more than 8 bits, of which Pillow drops the lower ones.
+
+    Files with an orientation are left to Pillow, which turns them.
+    """
+    tags = getattr(image, "tag_v2", {})
+    deep = max(tags.get(_BITS_PER_SAMPLE, (8,))) > 8
+    upright = tags.get(imagefile.ORIENTATION, imagefile.UPRIGHT) == imagefile.UPRIGHT
+    return image.mode in ("RGB", "RGBA") and deep and upright
+
+
+def _has_rows_as_pages(image: Image.Image) -> bool:
+    """Return whether tifffile wrote an array (H, W, channels) as H pages of (W, channels).
+
+    That is its default for other than 1, 3 and 4 channels. It notes the shape in the description.
+    """
+    text = str(getattr(image, "tag_v2", {}).get(_IMAGE_DESCRIPTION, ""))
+    found = re.match(r'\{"shape": \[(\d{1,9}), (\d{1,9}), (\d{1,9})\]', text)
+    if found is None:
+        return False
+    height, width, channels = map(int, found.groups())
+    return image.size == (channels, width) and channels < min(height, width, MOST_CHANNELS + 1)
 
 
 def _read_tifffile(path: Path) -> NDArray:
@@ -438,7 +483,7 @@ def _load_npy(path: Path) -> NDArray:
         raise DataError(path, f"not a readable NumPy file ({error})") from error
 
 
-def _checked(path: Path, array: NDArray) -> Pixels:
+def _checked(path: Path, array: NDArray, has_alpha: bool = False) -> Pixels:
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or not 1 <= array.shape[2] <= MOST_CHANNELS or not array.size:
@@ -449,7 +494,7 @@ def _checked(path: Path, array: NDArray) -> Pixels:
         )
     if array.dtype.kind not in "buif":
         raise DataError(path, f"values of type {array.dtype}, expected numbers")
-    return Pixels(array.astype(np.uint8) * 255 if array.dtype == bool else array)
+    return Pixels(array.astype(np.uint8) * 255 if array.dtype == bool else array, has_alpha)
 
 
 def _map_ids(path: Path, ids: NDArray[np.int32], classes: ClassFile) -> NDArray[np.uint8]:

@@ -26,6 +26,7 @@ from .files import (
     decode,
     decode_ids,
     fingerprint,
+    list_entries,
     read_mask,
     resize,
     size_of,
@@ -161,7 +162,10 @@ def check_same_size(path: Path, mask: NDArray, image_path: Path, image: NDArray)
     (h, w), (own_h, own_w) = image.shape[:2], mask.shape[:2]
     why = ""
     if (own_h, own_w) == (w, h):
-        why = ". Is one of them turned by 90 degrees?"
+        why = (
+            ". Is one of them turned by 90 degrees? Images are turned upright as their EXIF "
+            "orientation says, and masks must match that"
+        )
     raise DataError(path, f"{own_h}x{own_w} for an image of {h}x{w} ({image_path.name}){why}")
 
 
@@ -383,7 +387,7 @@ def _list_pictures(folder: Path) -> tuple[list[Path], list[DataError]]:
     """List the pictures of a folder by name, and an error for each other file."""
     if not folder.is_dir():
         return [], [DataError(folder, "no such folder")]
-    entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    entries = list_entries(folder)
     pictures = [p for p in entries if p.is_file() and p.suffix.lower() in PICTURE_SUFFIXES]
     known = ", ".join(PICTURE_SUFFIXES)
     faults = [

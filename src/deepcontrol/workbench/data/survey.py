@@ -31,7 +31,7 @@ from .files import (
     resize,
     unpack_color,
 )
-from .folder import Files, FolderOptions, find_files, fitting, make_source
+from .folder import Files, FolderOptions, check_same_size, find_files, fitting, make_source
 from .inspect import colored, draw_legend
 from .sample import DataError, Palette, Sample, Size, starter_colors
 
@@ -306,10 +306,7 @@ def _look(files: Files, has_colors: bool) -> _Seen:
             mask: NDArray = pack_colors(decode_colors(files.mask))
         else:
             mask = decode_ids(files.mask)
-        if mask.shape != image.size:
-            (h, w), (own_h, own_w) = image.size, mask.shape
-            reason = f"{own_h}x{own_w} for an image of {h}x{w} ({files.image.name})"
-            raise DataError(files.mask, reason)
+        check_same_size(files.mask, mask, files.image, image.array)
         seen.values = np.unique(mask, return_counts=True)
     except DataError as fault:
         seen.fault = fault
