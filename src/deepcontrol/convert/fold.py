@@ -46,6 +46,7 @@ from ..nn.layer import BatchNormFusionGuard, FxLeaf, require_mean
 from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps
+from ..ops.one_call import conv_computed_bias_act, folds_to_one_call
 from ..ops.reference import LEAKY_SLOPE, conv, scaled_filters, swap_channels
 from .dataflow import has_hooks, trace_dataflow
 from .dry_run import copy_model
@@ -172,11 +173,16 @@ class _FoldedConv(FxLeaf, BatchNormFusionGuard, FlexiblePadding, _ConvNd):
         check_input(self, input)
         if input.dim() < self.weight.dim():
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        return get_activation(self.activation).apply_(self._pre_activation(input))
-
-    def _pre_activation(self, input: Tensor) -> Tensor:
-        """Compute conv(x, V) + beta - lambda * m."""
         x, padding = padded(self, input)
+        geometry = (self.stride, padding, self.dilation, self.groups)
+        if folds_to_one_call(x, self.weight, *geometry):
+            return conv_computed_bias_act(
+                x, self.weight, self.bias, self.mean_scale, self.activation, *geometry
+            )
+        return get_activation(self.activation).apply_(self._pre_activation(x, padding))
+
+    def _pre_activation(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:
+        """Compute conv(x, V) + beta - lambda * m."""
         bias = self._computed_bias(x, padding)
         if x.shape[0] == 1:
             return self._convolve(x, padding, bias.flatten())

@@ -87,7 +87,7 @@ def _corner(x, c, inside, row, column, sc, sh, sw):
 @triton.jit
 def scale_with_mean_kernel(
     weight, gain, beta, lam, x, sums, scaled, mean, shift, C, length, height, width, parts,
-    sc, sh, sw, fc, fi, fj, NORM: tl.constexpr, CENTERED: tl.constexpr, TAPS: tl.constexpr,
+    sc, sh, sw, fo, fc, fi, fj, NORM: tl.constexpr, CENTERED: tl.constexpr, TAPS: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write V of a filter, the mean m of its map, and beta - lambda m.
@@ -124,7 +124,7 @@ def scale_with_mean_kernel(
             seen += tl.where((i == 0) & (j == 2), below, 0.0)
             below = _corner(x, c, inside, height - 1, width - 1, sc, sh, sw)
             seen += tl.where((i == 0) & (j == 0), below, 0.0)
-        at = tl.cast(row, tl.int64) * length + (c[None, :] * fc + i * fi + j * fj)
+        at = tl.cast(row, tl.int64) * fo + (c[None, :] * fc + i * fi + j * fj)
         there = inside[None, :] & ((k < 9) if TAPS > 1 else (k < 1))
         v = tl.load(weight + at, mask=there, other=0.0)
         if scaled is not None:
@@ -228,7 +228,7 @@ def scale_with_mean(
         TAPS=16 if taps > 1 else 1, BLOCK_C=block_c,
         BLOCK_T=power_of_2(parts, max(1, 4096 // block_c)),
         BLOCK=power_of_2(c * taps, BLOCK_FILTER), num_warps=8 if taps * block_c > 2048 else 4,
-        **window._asdict(), **dict(zip(("fc", "fi", "fj"), weight.stride()[1:], strict=True)),
+        **window._asdict(), **dict(zip(("fo", "fc", "fi", "fj"), weight.stride(), strict=True)),
     )  # fmt: skip
     launch(scale_with_mean_kernel, (filters, 1, 1), arguments, x.device)
     return scaled, mean, shift
