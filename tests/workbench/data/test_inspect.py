@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deepcontrol.workbench.cli import main
+from deepcontrol.workbench.data.files import IMAGE_SUFFIXES
 from deepcontrol.workbench.data.inspect import check
 
 
@@ -115,7 +116,7 @@ def test_broken_cityscapes_trees(
     broken = next(path for path in faults if path.startswith("leftImg8bit/train/aachen/"))
     assert "not a readable image" in faults.pop(broken)
     assert faults == {
-        "leftImg8bit/train/ulm": "no images (.png, .jpg, .jpeg, .bmp, .webp, .tif, .tiff) in this folder",
+        "leftImg8bit/train/ulm": f"no images ({', '.join(IMAGE_SUFFIXES)}) in this folder",
         "leftImg8bit/train/stray.png": "not in the folder of a city",
         "leftImg8bit/val": "no such folder",
         truth.format("train/ulm/ulm"): "label without a complete image in leftImg8bit/train/",
