@@ -153,10 +153,11 @@ class Case:
         return a.to(memory_format=torch.channels_last)
 
     def _plan(self, consumer_ratio: float) -> NeuronPlan:
-        weight = self.neurons[0].weight
+        x, weight = self.inputs[0], self.neurons[0].weight
         return NeuronPlan(
-            self.geometry, "relu", DTYPE, weight, None, consumer_ratio, pools=False, training=True
-        )
+            self.geometry, "relu", DTYPE, x.numel(), weight, None, consumer_ratio,
+            pools=False, training=True,
+        )  # fmt: skip
 
     # One layer in each form. `run` is a layer's forward: (neuron, x, context) -> (y, ...).
 
