@@ -25,7 +25,7 @@ LIBRARY: dict[str, set[str]] = {
     "deepcontrol.nn": {"deepcontrol.ops"},
     "deepcontrol.convert": {"deepcontrol.ops", "deepcontrol.nn"},
     "deepcontrol.step": set(),
-    "deepcontrol.graphed_model": set(),
+    "deepcontrol.graphed_model": {"deepcontrol.step"},
     "deepcontrol": {
         "deepcontrol.ops",
         "deepcontrol.nn",

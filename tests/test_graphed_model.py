@@ -6,6 +6,7 @@ fixed memory, as a replay does.
 
 import copy
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ def replayed_on_cpu(model: nn.Module, samples: tuple[Tensor, ...]) -> nn.Module:
 
     The forward overwrites the gradients' memory, which it may share with them.
     """
+    assert not gc.isenabled()  # it could destroy an older graph during the capture
     forward, training = model.forward, model.training
     parameters = [p for p in model.parameters() if p.requires_grad]
     (x,) = samples
@@ -180,6 +182,35 @@ def test_loop_equals_an_ordinary_loop(device: str, loop: Loop, name: str) -> Non
     loop(peer, peer, OPTIMIZERS[name](peer.parameters()), device)
     for p, q in zip(model.parameters(), peer.parameters(), strict=True):
         torch.testing.assert_close(p, q, **close(device))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_collection_is_left_as_it_was(enabled: bool, device: str) -> None:
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        graphed(network(device), batches(1, device)[0][0])
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.gpu
+def test_an_older_graph_is_destroyed_after_a_capture() -> None:
+    """A graph in a reference cycle is destroyed by the garbage collector, at any allocation."""
+    threshold = gc.get_threshold()
+    x = batches(1, "cuda")[0][0]
+    try:
+        gc.disable()
+        for _ in range(3):
+            cycle: list[Any] = [graphed(network("cuda"), x)]
+            cycle.append(cycle)
+            del cycle
+        gc.set_threshold(1)
+        gc.enable()
+        assert graphed(network("cuda"), x)(x).isfinite().all()
+    finally:
+        gc.set_threshold(*threshold)
 
 
 def test_reasons_to_run_eagerly(device: str) -> None:

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .step import paused_garbage_collection
+
 
 class GraphedModel:
     """A callable that replays a model's forward and backward. Made by `graphed`.
@@ -140,6 +142,7 @@ def _capture(model: nn.Module, inputs: tuple[Tensor, ...], autocast: torch.dtype
         _unchanged_buffers(model),
         torch.cuda.device(device),
         warnings.catch_warnings(),
+        paused_garbage_collection(),
         # The cache would keep casts of the weights from outside of the graphs.
         torch.autocast("cuda", autocast, enabled=autocast is not None, cache_enabled=False),
     ):

@@ -8,6 +8,7 @@ a tensor. Everything else runs eagerly, with the same result.
 """
 
 import contextlib
+import gc
 import os
 import types
 import warnings
@@ -343,7 +344,7 @@ class _Graph:
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream(device)
         try:
             # thread_local: other threads, such as a pinning data loader, may use CUDA meanwhile.
-            with torch.cuda.device(device), torch.cuda.graph(
+            with torch.cuda.device(device), paused_garbage_collection(), torch.cuda.graph(
                 self.graph,
                 pool=pool,
                 stream=torch.cuda.Stream(device),
@@ -379,6 +380,21 @@ class _Graph:
 
 
 _GRAD = attrgetter("grad")
+
+
+@contextlib.contextmanager
+def paused_garbage_collection() -> Iterator[None]:
+    """Keep Python's garbage collector from running while a CUDA graph is captured.
+
+    It may destroy an older graph, and that invalidates the capture (pytorch/pytorch#161037).
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _LearningRates:

@@ -21,7 +21,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ...step import WARMUP_STEPS
+from ...step import WARMUP_STEPS, paused_garbage_collection
 from ..folders import runfolder
 from ..folders.runfolder import RunLock
 from .config import ADDED_LATER, Train, flag_name
@@ -319,7 +319,10 @@ class VectorizedNetworks:
         images, labels = images.clone(), labels.clone()
         graph = torch.cuda.CUDAGraph()
         # thread_local: threads that copy images may use CUDA meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with (
+            paused_garbage_collection(),
+            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+        ):
             self._eager_step(self._full_batch_losses, images, labels)
         return graph, images, labels
 
