@@ -219,7 +219,9 @@ def test_interrupted_command_prints_nothing(
 def test_interrupt_during_the_imports_prints_nothing() -> None:
     """Torch is replaced by a module that raises what Ctrl-C raises."""
     script = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 sys.argv = ["/usr/bin/deepcontrol", "doctor"]
 class Interrupted:
     def find_spec(self, name, *args):
