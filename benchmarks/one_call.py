@@ -172,14 +172,14 @@ class Case:
         return y, Saved(x, weight, gain, scaled, saved, index, bias, lam, mean), sums
 
     def one_call(
-        self, neuron: Neuron, x: Tensor, with_mask: bool = False, bias_dtype: Any = None
+        self, neuron: Neuron, x: Tensor, with_mask: bool = False
     ) -> tuple[Tensor, Saved, Tensor | None]:
         """Return y, the saved tensors with y as the ReLU mask, and the bits of x if asked for."""
         weight, gain, bias, lam = neuron
         window = kernels.Window.of(x, self.geometry.stride)
         sums, mask = kernels.input_sums(x, window, self.layer.kernel > 1, with_mask)
         scaled, mean, shift = kernels.scale_with_mean(
-            weight, gain, bias, lam, x, window, sums, DTYPE, bias_dtype=bias_dtype
+            weight, gain, bias, lam, x, window, sums, DTYPE
         )
         assert scaled is not None
         y = conv_relu(x, scaled, shift, self.geometry)
@@ -215,8 +215,8 @@ class Case:
         with all_maps_large():
             return self.each(run)
 
-    def one_call_in_a_row(self, bias_dtype: torch.dtype | None = None) -> list[tuple[Any, ...]]:
-        return self.each(lambda neuron, x: self.one_call(neuron, x, bias_dtype=bias_dtype))
+    def one_call_in_a_row(self) -> list[tuple[Any, ...]]:
+        return self.each(self.one_call)
 
     def one_call_with_bits_in_a_row(self) -> list[tuple[Any, ...]]:
         """Let each layer save the bits that the next one writes.
@@ -277,9 +277,6 @@ def check(case: Case) -> dict[str, Row]:
     forms: dict[str, Callable[..., tuple[Any, ...]]] = {
         "today": case.today,
         "one call, sign of y": case.one_call,
-        "one call, sign of y, fp32 bias": lambda neuron, x: case.one_call(
-            neuron, x, bias_dtype=torch.float32
-        ),
     }
     if case.takes_mask:
         forms["one call, bits by the next"] = lambda neuron, x: with_bits(case, neuron, x)
@@ -288,13 +285,7 @@ def check(case: Case) -> dict[str, Row]:
     found: dict[str, Row] = {}
     worst = 0.0  # error of today's gradients
     for name, run in forms.items():
-        try:
-            result, saved, _ = run(neuron, x)
-        except RuntimeError as error:
-            if "fp32 bias" not in name:
-                raise
-            print(f"  {name}: not supported ({str(error).splitlines()[0][:100]})")
-            continue
+        result, saved, _ = run(neuron, x)
         errors = [relative(a, b) for a, b in zip(case.backward(saved, g), wanted, strict=True)]
         found[name] = {
             "error": f"{relative(result, y):.1e}",
@@ -320,7 +311,7 @@ def relative(a: Any, exact: Tensor) -> float:
     return float((a.double() - exact).norm() / exact.norm())
 
 
-def calls_of(case: Case, fp32_bias: bool) -> dict[str, Call]:
+def calls_of(case: Case) -> dict[str, Call]:
     """Return what is timed, by name; each call runs all layers."""
     plan, geometry = case.plan, case.geometry
     results = case.today_in_a_row()
@@ -377,9 +368,6 @@ def calls_of(case: Case, fp32_bias: bool) -> dict[str, Call]:
         "step: today": lambda: case.step(case.today_in_a_row),
         "step: one call, sign of y": lambda: case.step(case.one_call_in_a_row),
     }
-    if fp32_bias:
-        run = lambda: case.one_call_in_a_row(torch.float32)  # noqa: E731
-        calls["forward: one call, sign of y, fp32 bias"] = run
     if case.takes_mask:
         calls |= {
             "part: input sums, writing bits": lambda: [
@@ -473,8 +461,7 @@ def measure(layer: Layer, args: argparse.Namespace) -> list[Row]:
     """Return the rows of a layer."""
     case = Case(layer, args.count, args.device)
     errors = check(case)
-    fp32_bias = "one call, sign of y, fp32 bias" in errors
-    calls = {name: captured(call, args.device) for name, call in calls_of(case, fp32_bias).items()}
+    calls = {name: captured(call, args.device) for name, call in calls_of(case).items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     warm_up = WARM_UP if args.device == "cuda" else 0
     for repetition in range(warm_up + args.rounds):

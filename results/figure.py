@@ -131,7 +131,7 @@ def draw(steps: Sequence[Step], errors: Sequence[Errors], cifar: Sequence[Errors
         time, memory, error, classes = figure.subplots(1, 4, width_ratios=(1, 1, 1.1, 1.5))
         time.set_title("Training step, ms")
         draw_bars(time, steps, [s.ms for s in steps], "{:.1f}")
-        memory.set_title("Activation memory, MiB")
+        memory.set_title("Activations, MiB")
         draw_bars(memory, steps, [s.activations_mib for s in steps], "{:.0f}")
         error.set_title("Error on CamVid, %")
         draw_errors(error, errors, BATCHES)

@@ -202,7 +202,6 @@ def scale_with_mean(
     sums: Tensor,
     dtype: torch.dtype,
     filter_norm: FilterNorm | None = None,
-    bias_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return V in the layout of W, the means (1, F) and the bias beta - lambda m of the maps.
 
@@ -211,14 +210,13 @@ def scale_with_mean(
         gain: gamma; None if weight is V already, and the V returned is None.
         window: The positions of x that the convolution reads.
         sums: The result of `input_sums`, with borders for a 3x3 kernel.
-        dtype: Of V.
+        dtype: Of V and of the bias. With bf16 maps and an fp32 bias cuDNN's call returns garbage.
         filter_norm: Normalization of each filter before the gain, or None.
-        bias_dtype: Of the bias; None means that of V.
     """
     (filters, c), taps = weight.shape[:2], weight.shape[2] * weight.shape[3]
     scaled = None if gain is None else torch.empty_like(weight, dtype=dtype)
     mean = x.new_empty((1, filters), dtype=torch.float32)
-    shift = x.new_empty(filters, dtype=bias_dtype or dtype)
+    shift = x.new_empty(filters, dtype=dtype)
     block_c, parts = power_of_2(c, MAX_CHANNELS), sums.shape[0] - 4 * (taps > 1)
     norm, centered = filter_norm or (0.0, False)
     arguments = dict(
