@@ -62,7 +62,7 @@ def one_epoch(run: TrainingRun) -> None:
     """Train one epoch of the loop, with the checkpoint of the previous one."""
     save(run)  # written in the background
     train_epoch(run)
-    run.advance_epoch(error=1.0)
+    run.advance_epoch(error=1.0, loss=1.0)
 
 
 def epoch_without_steps(run: TrainingRun) -> None:
@@ -77,7 +77,7 @@ def epoch_without_steps(run: TrainingRun) -> None:
 
 def measure(run: TrainingRun, turns: int) -> dict[str, Any]:
     """Time epochs, bare steps and evaluation; returns columns of the CSV."""
-    run.advance_epoch(error=1.0)  # epoch 0
+    run.advance_epoch(error=1.0, loss=1.0)  # epoch 0
     one_epoch(run)  # warm-up: autotuning and graph capture
     bare_steps(run)
     bare, epoch = [], []

@@ -209,7 +209,8 @@ def test_layers_are_scaled_on_the_example() -> None:
     assert without(images).std() < 0.02
     assert 0.2 < with_example(images).std() < 2
     assert 0 < len(report.corrected) < 12  # those within a factor of 2 are left alone
-    assert f"{len(report.corrected)} layers scaled on the example" in str(report)
+    plural = "s" * (len(report.corrected) > 1)
+    assert f"{len(report.corrected)} layer{plural} rescaled to fit the example" in str(report)
     assert all("layers." in name for name in report.corrected)
     black = to_agc(Gated(), example=torch.zeros(1, 3, 16, 16))  # no deviation to scale by
     assert all(p.isfinite().all() for p in black.parameters())

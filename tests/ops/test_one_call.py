@@ -159,12 +159,17 @@ def test_cases_that_are_not_one_call(
     model, x = folded_layer(device), image(device)
     model(image(device, samples=2))
     model(x.clone().requires_grad_()).sum().backward()
+    for parameter in (model.bias, model.mean_scale):
+        parameter.requires_grad_()
+        assert model(x).requires_grad
+        parameter.requires_grad_(False)
     model(x.contiguous())
     model.float()(x.float())
     model.bfloat16()
     geometry = (model.stride, model.padding, model.dilation, model.groups)
     with torch.autocast(device, torch.float16):  # on CUDA torch has no mixed ops for bf16 then
-        assert not one_call.folds_to_one_call(x, model.weight, *geometry)
+        operands = (x, model.weight, model.bias, model.mean_scale)
+        assert not one_call.folds_to_one_call(*operands, *geometry)
     torch.export.export(model, (x,), strict=False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     model(x)

@@ -175,10 +175,9 @@ class _FoldedConv(FxLeaf, BatchNormFusionGuard, FlexiblePadding, _ConvNd):
             return self.forward(input.unsqueeze(0)).squeeze(0)
         x, padding = padded(self, input)
         geometry = (self.stride, padding, self.dilation, self.groups)
-        if folds_to_one_call(x, self.weight, *geometry):
-            return conv_computed_bias_act(
-                x, self.weight, self.bias, self.mean_scale, self.activation, *geometry
-            )
+        operands = (x, self.weight, self.bias, self.mean_scale)
+        if folds_to_one_call(*operands, *geometry):
+            return conv_computed_bias_act(*operands, self.activation, *geometry)
         return get_activation(self.activation).apply_(self._pre_activation(x, padding))
 
     def _pre_activation(self, x: Tensor, padding: tuple[int, ...]) -> Tensor:

@@ -371,7 +371,9 @@ class Report:
             some = _some(layers, "scaled_layers")
             yield f"filters scaled at the end of summed branches: {some}"
         if self.corrected:
-            yield f"{len(self.corrected)} layers scaled on the example (Report.corrected)"
+            number = len(self.corrected)
+            corrected = f"{number} layer{'s' * (number > 1)}"
+            yield f"{corrected} rescaled to fit the example (Report.corrected)"
         if self.missing:
             yield f"residual branches were not all found: {self.missing}"
         if self.constant:

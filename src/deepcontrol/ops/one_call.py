@@ -42,6 +42,8 @@ def is_supported(
 def folds_to_one_call(
     x: Tensor,
     weight: Tensor,
+    bias: Tensor,
+    mean_scale: Tensor,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -52,13 +54,16 @@ def folds_to_one_call(
     Args:
         x: Input (N, C, *).
         weight: The filters V, gain included.
+        bias: beta, (C_out,).
+        mean_scale: lambda, (C_out,).
         stride, padding, dilation, groups: Of the convolution.
     """
     if torch.compiler.is_compiling() or x.dtype not in HALF_TYPES or x.dtype != weight.dtype:
         return False
     if x.shape[0] != 1 or needs_plain_ops():
         return False
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    tensors = (x, weight, bias, mean_scale)
+    if torch.is_grad_enabled() and any(a.requires_grad for a in tensors):
         return False
     if autocast_dtype(x) not in (None, x.dtype) or not _runs_cudnn():
         return False

@@ -13,6 +13,6 @@ COMMANDS = {
     "reproduce": "Test the claims of the paper.",
     "bench": "Measure step time and memory against other norms.",
     "data": "Set up, check or draw a dataset.",
-    "demo": "Compare AGC and BatchNorm on this machine, in two minutes.",
+    "demo": "Compare AGC and BatchNorm on this machine, in under 3 minutes.",
     "doctor": "Show versions and devices, and test the ops.",
 }

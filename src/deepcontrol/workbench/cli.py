@@ -20,6 +20,7 @@ import textwrap
 import traceback
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
@@ -37,7 +38,7 @@ from tyro.constructors import (
 from . import COMMANDS
 from .bench import Bench, run_bench
 from .data import DATASET_NAMES
-from .data_commands import Check, Data, Init, Sheet, run_check, run_init, run_sheet
+from .data_commands import ACTIONS, Check, Data, Init, Sheet, run_check, run_init, run_sheet
 from .demo import Demo, run_demo
 from .export import Export, run_export
 from .folders.runfolder import CONFIG
@@ -108,12 +109,12 @@ def run(command: object, console: Console) -> int:
             return run_reproduce(command, console)
         case Bench():
             return run_bench(command, console)
-        case Data(action=Init() as action):
-            return run_init(action, console)
-        case Data(action=Check() as action):
-            return run_check(action, console)
-        case Data(action=Sheet() as action):
-            return run_sheet(action, console)
+        case Init():
+            return run_init(command, console)
+        case Check():
+            return run_check(command, console)
+        case Sheet():
+            return run_sheet(command, console)
         case Demo():
             return run_demo(command, console)
         case Doctor():
@@ -128,15 +129,15 @@ def parse(args: list[str]) -> object:
     """
     refuse_empty(args)
     if not args or args[0] not in COMMANDS:  # help, or an error
-        return tyro.cli(
-            overview(),
-            args=args,
-            prog="deepcontrol",
-            description="AGC (automatic gain control): train, evaluate and benchmark networks. "
-            "--version prints the version.",
-            config=CONFIGURATION,
-        )
+        about = "AGC (automatic gain control): train, evaluate and benchmark networks."
+        listed = {name: (SETTINGS[name], summary) for name, summary in COMMANDS.items()}
+        return overview(listed, args, "deepcontrol", f"{about} --version prints the version.")
     name, *flags = args
+    if name == "data":
+        if not flags or flags[0] not in ACTIONS:
+            return overview(ACTIONS, flags, "deepcontrol data", COMMANDS["data"])
+        action, *flags = flags
+        return parse_settings(ACTIONS[action][0], flags, prog=f"deepcontrol data {action}")
     shared: dict[str, Any] = {"prog": f"deepcontrol {name}", "config": CONFIGURATION}
     if name == "train" and (run := _run_folder(flags)) is not None and (run / CONFIG).exists():
         started = load_config(run)[0]
@@ -175,19 +176,27 @@ def _run_folder(flags: list[str]) -> Path | None:
     return Path(values[-1]) if values else None
 
 
-def overview() -> Any:
-    """Return a type from which tyro lists all commands, one line each."""
-    commands = (
-        Annotated[tidied(SETTINGS[name]), tyro.conf.subcommand(name, description=summary)]
-        for name, summary in COMMANDS.items()
+def overview(
+    commands: Mapping[str, tuple[type[Any], str]], args: list[str], prog: str, description: str
+) -> Any:
+    """Let tyro list commands, one line each, or report that none of them was given."""
+    listed = tuple(
+        Annotated[tidied(settings), tyro.conf.subcommand(name, description=summary)]
+        for name, (settings, summary) in commands.items()
     )
-    return Union[tuple(commands)]  # noqa: UP007
+    choice: Any = Union[listed]  # noqa: UP007
+    return tyro.cli(
+        choice,
+        args=args,
+        prog=prog,
+        description=description,
+        config=CONFIGURATION,
+    )
 
 
 def written_to(command: object) -> Path | None:
     """Return the folder or file that a command writes to, if it is known."""
-    action = getattr(command, "action", command)
-    return getattr(action, "out", None) or getattr(action, "run", None)
+    return getattr(command, "out", None) or getattr(command, "run", None)
 
 
 def print_error(kind: str, message: str, console: Console) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from PIL import Image
@@ -22,6 +22,7 @@ from .data.folder import IMAGES, SPLITS, FolderOptions
 from .data.inspect import Report, check, contact_sheet, layout_of
 from .data.sample import DataError, Size, starter_colors
 from .data.survey import (
+    CONTACT_SHEET,
     Survey,
     describe_values,
     draw_sheet,
@@ -36,7 +37,6 @@ from .folders.storage import replacing, write_atomic, write_json
 from .terminal import Size as SizeOption
 from .terminal import format_size
 
-SHEET = "contact-sheet.png"
 FAULTS_SHOWN = 20
 
 T = TypeVar("T")
@@ -44,18 +44,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Init:
-    """Look at data of your own: write classes.yaml and a contact sheet, list what is wrong.
+    """Inspect your own data: write classes.yaml and a contact sheet, and list all faults.
 
     The folder holds images/ and masks/, or train/images/, train/masks/, val/images/ and val/masks/.
     Masks are PNG files of class ids (index, palette or gray images) or of colors (RGB), with the
     names of the images.
 
     Writes classes.yaml with the values or colors of the masks, for you to name, and
-    contact-sheet.png with images beside their masks. Lists every file that is wrong. The exit code
-    is 1 if there is one.
+    contact-sheet.png with images beside their masks. Lists every faulty file. The exit code is 1 if
+    there is one.
 
-    Other data list their classes themselves: COCO (annotations/*.json), nnU-Net's volumes
-    (imagesTr/, labelsTr/) and images in one folder per class. They get the contact sheet and the
+    Other data list their classes themselves: COCO (annotations/*.json), nnU-Net's volumes in
+    imagesTr/ and labelsTr/, and images in one folder per class. They get the contact sheet and the
     list, and volumes a dataset.json if they have none.
     """
 
@@ -105,11 +105,13 @@ class Sheet:
 class Data:
     """Set up, check or draw a dataset."""
 
-    action: (
-        Annotated[Init, tyro.conf.subcommand("init")]
-        | Annotated[Check, tyro.conf.subcommand("check")]
-        | Annotated[Sheet, tyro.conf.subcommand("sheet")]
-    )
+
+# The settings of each command, and its line in `deepcontrol data --help`.
+ACTIONS: dict[str, tuple[type[Any], str]] = {
+    "init": (Init, "Inspect your own data, and propose its classes."),
+    "check": (Check, "Read a whole dataset and list all its faults."),
+    "sheet": (Sheet, "Draw a contact sheet of images and their labels."),
+}
 
 
 def run_init(command: Init, console: Console) -> int:
@@ -117,7 +119,8 @@ def run_init(command: Init, console: Console) -> int:
     layout = layout_of(command.folder)
     parts = (command.folder, *(command.folder / split for split in SPLITS))
     # A folder with images/ but without masks/ is incomplete; it has no class "images".
-    if layout is None or layout == "folder" or any((part / IMAGES).is_dir() for part in parts):
+    is_incomplete = layout == "imagefolder" and any((part / IMAGES).is_dir() for part in parts)
+    if layout is None or layout == "folder" or is_incomplete:
         return _init_folder(command, console)
     return _init_other(command.folder, layout, console)
 
@@ -203,9 +206,9 @@ def _with_progress(console: Console, work: Callable[[Callable[[int, int], None]]
 def _write_sheet(root: Path, sheet: Image.Image | None, console: Console) -> None:
     if sheet is None:
         return
-    with replacing(root / SHEET) as file:
+    with replacing(root / CONTACT_SHEET) as file:
         sheet.save(file, "PNG")
-    console.print(f"wrote {escape(str(root / SHEET))}: look at it", soft_wrap=True)
+    console.print(f"wrote {escape(str(root / CONTACT_SHEET))}: look at it", soft_wrap=True)
 
 
 def _conclude(

@@ -58,7 +58,7 @@ class Demo:
     """Compare AGC and BatchNorm at batch size 1: error, time and memory, on your machine.
 
     Draws 60 pictures with masks, trains a small U-Net on them four times on the CPU (two norms,
-    two seeds), and writes a page with the figures and the predictions. Takes about two minutes on
+    two seeds), and writes a page with the figures and the predictions. Takes under 3 minutes on
     two cores. The same command continues an interrupted demo.
     """
 

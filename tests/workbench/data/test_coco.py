@@ -89,6 +89,8 @@ def test_other_layouts(layout: str, tmp_path: Path) -> None:
     else:
         make(tmp_path / "images", tmp_path / "annotations.json", 10)
         counts = [8, 2]
+    assert main(["data", "init", str(tmp_path)]) == 0
+    assert (tmp_path / "contact-sheet.png").is_file()
     sources = [open_coco(tmp_path, split) for split in ("train", "val")]
     if layout == "one file":
         names = {files.image for source in sources for files in source.files}

@@ -84,6 +84,34 @@ def test_sixteen_bit_colors(channels: int, planar: bool, tmp_path: Path) -> None
     assert np.abs(read(tmp_path / "a.tif", 3, (0, 4095)) - expected).max() <= 1
 
 
+def test_colors_with_a_channel_without_meaning(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 65536, (20, 30, 4)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", extrasamples=["unspecified"])
+    pixels = decode(tmp_path / "a.tif")
+    assert not pixels.has_alpha
+    assert np.array_equal(pixels.array, array[..., :3])
+
+
+def test_narrow_channels_of_a_tiff(tmp_path: Path) -> None:
+    """The file says that its channels come first; their sizes alone would not."""
+    array = np.random.default_rng(0).integers(0, 256, (5, 72, 48)).astype(np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", planarconfig="separate")
+    assert np.array_equal(decode(tmp_path / "a.tif").array, np.moveaxis(array, 0, 2))
+
+
+def test_compression_that_needs_another_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asarray(self: tifffile.TiffFile) -> None:
+        raise ValueError("<COMPRESSION.LZW: 5> requires the 'imagecodecs' package")
+
+    array = np.zeros((20, 30, 3), np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb")
+    monkeypatch.setattr(tifffile.TiffFile, "asarray", asarray)
+    with pytest.raises(DataError, match=r"LZW.*: pip install imagecodecs"):
+        decode(tmp_path / "a.tif")
+
+
 @pytest.mark.parametrize("shape", [(40, 56, 6), (80, 90, 2), (5, 40, 56)])
 def test_tiff_of_an_array(shape: tuple[int, ...], tmp_path: Path) -> None:
     """tifffile writes (H, W, 6) as H pages of (W, 6), and notes the shape."""

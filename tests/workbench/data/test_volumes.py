@@ -155,8 +155,13 @@ def test_train_eval_and_report(
     assert names == ["epoch-0002.png", "worst-0002.png"]
     capsys.readouterr()
     assert main(["eval", str(run)]) == 0
-    assert "ball" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "ball" in output
+    assert " crops: pixel error" in output
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
+    page = next((tmp_path / "page").glob("*.html")).read_text()
+    assert "wrong voxels, %" in page
+    assert f"{open_nnunet(root, 'val', CROP, val_fraction=0.3).dataset.cases[0].name} (" in page
     assert main(["train", "--out", str(run)]) == 0  # finished: nothing is left to train
     # Predictions are in the space of the input, and are those of the evaluation.
     cases = open_nnunet(root, "val", CROP, val_fraction=0.3).dataset.cases

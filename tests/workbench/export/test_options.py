@@ -48,8 +48,8 @@ def test_unknown_target(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("target", "package", "command"),
     [
-        ("onnx", "onnxscript", "pip install 'deepcontrol[export]'"),
-        ("executorch", "executorch", "pip install 'deepcontrol[executorch]'"),
+        ("onnx", "onnxscript", 'pip install ".[export]"'),
+        ("executorch", "executorch", 'pip install ".[executorch]"'),
     ],
 )
 def test_missing_packages(
@@ -65,7 +65,8 @@ def test_missing_packages(
         importlib.util, "find_spec", lambda name: None if name == package else find_spec("json")
     )
     line = error_of(run, "--to", target)
-    assert line == f"error: --to {target} needs {package}: {command}"
+    where = "in a clone of the repository, run"
+    assert line == f"error: --to {target} needs {package}: {where}: {command}"
     assert not (run / "export").exists()
 
 

@@ -43,6 +43,14 @@ def test_folders_are_searched_in_order(tmp_path: Path) -> None:
     ]
 
 
+def test_contact_sheets_are_not_labeled(tmp_path: Path) -> None:
+    for name in ("contact-sheet.png", "x.png"):
+        (tmp_path / name).touch()
+    assert [job.image.name for job in find_jobs([tmp_path], tmp_path / "out")] == ["x.png"]
+    named = find_jobs([tmp_path / "contact-sheet.png"], tmp_path / "out")
+    assert len(named) == 1  # an image named on the command line is labeled
+
+
 def test_outputs_do_not_overwrite_images(tmp_path: Path) -> None:
     for name in ("x.png", "x-labels.png"):
         (tmp_path / name).touch()

@@ -41,6 +41,28 @@ def test_no_layer_records(tmp_path: Path) -> None:
     assert track(read_run(folder), "gain") is None
 
 
+def test_loss_decides_between_equal_errors(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", epochs=3)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row, loss in zip(rows, (9.0, 1.0, 0.5, 0.7), strict=True):
+        row |= {"val_error": 0.25, "val_loss": loss}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_run(run).best() == (2, 0.25)
+    assert summarize([read_run(run)])[0].best_epoch == "2"
+
+
+def test_learning_rate_of_a_rule_is_shown(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name) for name in ("a", "b")]
+    for folder, lr in zip(folders, (0.02, 0.08), strict=True):
+        content = json.loads((folder / "config.json").read_text())
+        content["config"]["lr"] = None
+        content.setdefault("derived", {})["lr"] = lr
+        (folder / "config.json").write_text(json.dumps(content))
+    runs, _ = read_runs(folders)
+    assert "lr" in differing(runs)
+    assert [summary.differences[-1] for summary in summarize(runs)] == ["0.02", "0.08"]
+
+
 def test_table_of_runs(tmp_path: Path) -> None:
     first = make_run(tmp_path / "first")
     second = make_run(tmp_path / "second", epochs=1, norm="bn", batch_size=1)

@@ -287,4 +287,6 @@ def test_without_ray(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["reproduce", "--out", str(tmp_path), "--executor", "ray"]) == 1
-    assert "--executor ray needs Ray: pip install 'deepcontrol[ray]'" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "--executor ray needs Ray" in error
+    assert 'pip install ".[ray]"' in error

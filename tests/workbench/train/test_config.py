@@ -89,7 +89,7 @@ def test_out_is_always_the_folder_itself(run: Path) -> None:
         ({"model": "timm:"}, "expected a network such as timm:resnet18, .*got 'timm:'"),
         ({"model": "timm:resnet18"}, "is for classification, but --data camvid is for segm"),
         ({"model": "smp:Unet", "norm": "gn"}, "smp:Unet supports --norm agc and bn, not gn"),
-        ({"model": "smp:Unet", "width": 0.5}, "--width is not for --model smp:Unet"),
+        ({"model": "smp:Unet", "width": 0.5}, "--width has no effect on --model smp:Unet"),
         ({"pretrained": True}, "--pretrained is for timm:, smp: and torchvision:, not segnet"),
         ({"channels": 5}, "--channels is for --data folder, coco, nnunet, not camvid"),
         ({"fit": "tile"}, "--fit is for --data folder, coco, not camvid"),

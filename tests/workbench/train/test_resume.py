@@ -74,7 +74,7 @@ def test_contents_of_the_run_folder(whole: Path) -> None:
     }  # fmt: skip
     drawn = sorted(path.name for path in (run / "samples").iterdir())
     assert drawn == ["epoch-0002.png", "epoch-0003.png", "worst-0002.png", "worst-0003.png"]
-    best = min(lines[1:], key=lambda line: line["val_error"])
+    best = min(lines[1:], key=lambda line: (line["val_error"], line["val_loss"]))
     assert load(run / "best").state["position"]["best_epoch"] == best["epoch"]
 
 

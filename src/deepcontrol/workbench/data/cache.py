@@ -26,7 +26,7 @@ from ..folders.storage import open_append, read_json, sync, write_json
 from ..hardware import total_memory
 from .sample import Palette, ReadsAll, Size, Source, Task
 
-FORMAT = 2  # part of the folder name; increase it when the stored content changes
+FORMAT = 3  # part of the folder name; increase it when the stored content changes
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Stored arrays. The segments of classification are zeros.
 _ARRAYS: dict[Task, tuple[str, ...]] = {

@@ -205,8 +205,8 @@ def load_annotations(path: Path) -> Any:
         from pycocotools.coco import COCO
     except ModuleNotFoundError:
         raise ValueError(
-            "COCO annotations need pycocotools, which is not installed: "
-            "pip install 'deepcontrol[coco]'"
+            "COCO annotations need pycocotools, which is not installed: in a clone of the "
+            'repository, run: pip install ".[coco]"'
         ) from None
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress

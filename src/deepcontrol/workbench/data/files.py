@@ -403,8 +403,8 @@ def _decode_tiff(path: Path) -> Pixels | None:
         colors, use_tifffile = 0, True
     if use_tifffile:
         array = _read_tifffile(path)
-        if colors and array.ndim == 3 and array.shape == (colors, *size[::-1]):
-            array = np.moveaxis(array, 0, 2)
+        if colors and array.ndim == 3:
+            array = array[..., :colors]  # Pillow's channels: without those that have no meaning
         return _checked(path, array, has_alpha=colors == 4)
     if len(frames) != pages or any(frame.ndim != 2 for frame in frames):
         raise DataError(
@@ -449,13 +449,15 @@ def _read_tifffile(path: Path) -> NDArray:
         ) from None
     try:
         with _no_log("tifffile"), tifffile.TiffFile(path, _multifile=False) as file:
-            shape = file.series[0].shape
+            shape, axes = file.series[0].shape, file.series[0].axes
             if math.prod(shape) > MOST_VALUES:
                 raise ValueError(f"shape {shape}, expected at most {MOST_VALUES:,} values")
             array = file.asarray()
     except Exception as error:  # tifffile raises errors of its own and of its codecs
-        raise DataError(path, f"not a readable image ({error})") from error
-    if array.ndim == 3 and array.shape[0] < min(array.shape[1:]) and array.shape[2] > MOST_CHANNELS:
+        advice = ": pip install imagecodecs" if "imagecodecs" in str(error) else ""
+        raise DataError(path, f"not a readable image ({error}){advice}") from error
+    first_is_small = array.ndim == 3 and array.shape[0] < min(array.shape[1:])
+    if axes in ("SYX", "CYX") or (first_is_small and array.shape[2] > MOST_CHANNELS):
         array = np.moveaxis(array, 0, 2)  # stored channel by channel
     return array
 

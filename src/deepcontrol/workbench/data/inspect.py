@@ -176,7 +176,8 @@ def _check_folder(root: Path, progress: Progress | None) -> Report:
     if channels != FolderOptions().channels and any(found.values()):
         report.options.append(f"--channels {channels}")
         report.notes.append(
-            f"the images have {channels} channels: train with --channels {channels}"
+            f"the images have {'one channel' if channels == 1 else f'{channels} channels'}: "
+            f"train with --channels {channels}"
         )
     return report
 

@@ -35,6 +35,7 @@ from .folder import Files, FolderOptions, check_same_size, find_files, fitting, 
 from .inspect import colored, draw_legend
 from .sample import DataError, Palette, Sample, Size, starter_colors
 
+CONTACT_SHEET = "contact-sheet.png"  # that `data init` writes into a dataset
 LEAST_DISTANCE = 40  # of two colors of a palette, summed over red, green and blue
 RARE = 1e-3  # colors with a smaller share of all pixels may come from smooth edges
 MANY_COLORS = 32  # more are the colors of a photograph or of smooth edges

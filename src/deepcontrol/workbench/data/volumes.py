@@ -161,6 +161,11 @@ class VolumeDataset(Dataset):
             if progress is not None:
                 progress(done, len(self.cases))
 
+    def name_of(self, index: int) -> str:
+        """Return the case of a tile and the tile's first voxel."""
+        place = self.places[index]
+        return f"{self.cases[place.case].name} ({', '.join(map(str, place.start))})"
+
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         place = self.places[index]
         volume = load_case(self.cases[place.case], self.layout, self.spacing)
@@ -501,7 +506,8 @@ def nibabel() -> Any:
         return importlib.import_module("nibabel")
     except ModuleNotFoundError:
         raise ValueError(
-            "NIfTI files need nibabel, which is not installed: pip install 'deepcontrol[medical]'"
+            "NIfTI files need nibabel, which is not installed: in a clone of the repository, run: "
+            'pip install ".[medical]"'
         ) from None
 
 

@@ -69,8 +69,7 @@ class Export:
     The exported file runs on random images of two shapes. If its outputs differ from torch by more
     than 1e-4 (relative to the largest output, or absolute if that is below 1), no file is written
     and the exit code is 1. A JSON file next to the export describes inputs, outputs and classes,
-    and model-card.md tells people the same: classes, metrics, data, preprocessing, and how to run
-    the file.
+    and model-card.md describes them for readers, with metrics, data and the code to run the file.
 
     The options --fixed-means and --int8 change the outputs. The pixel error on the validation set
     is printed before and after.

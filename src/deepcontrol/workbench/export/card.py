@@ -7,9 +7,9 @@ from typing import Any
 from ..folders.runfolder import Run, read_run
 from ..terminal import format_size, printable
 from ..train.config import Train
+from ..train.progress import FEW_IMAGES
 
 CARD = "model-card.md"
-FEW_IMAGES = 20  # validation images, below which a metric says little
 WEAK_IOU = 0.5
 
 _INSTALL = {

@@ -168,7 +168,8 @@ def require(target: str, extra: str) -> None:
     missing = [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackageError(
-            f"{target} needs {', '.join(missing)}: pip install 'deepcontrol[{extra}]'"
+            f"{target} needs {', '.join(missing)}: in a clone of the repository, run: "
+            f'pip install ".[{extra}]"'
         )
 
 

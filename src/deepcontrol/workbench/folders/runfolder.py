@@ -103,6 +103,20 @@ class Run:
         return self.derived.get("task") == "classification"
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The configuration, with the learning rate that was used if none was given."""
+        chosen = self.config.get("lr", 0) is None and "lr" in self.derived
+        return {**self.config, "lr": self.derived["lr"]} if chosen else self.config
+
+    @property
+    def labeled_unit(self) -> str:
+        """What the run labels: image, pixel, or voxel of a volume."""
+        if self.is_classification:
+            return "image"
+        size = self.config.get("size")
+        return "voxel" if isinstance(size, list) and len(size) == 3 else "pixel"
+
+    @property
     def class_names(self) -> list[str]:
         """The names of the classes; empty if they are unknown."""
         names = self.derived.get("classes")
@@ -189,6 +203,21 @@ class Run:
             if (v := finite_number(row.get(name))) is not None
         ]
         return [epoch for epoch, _ in found], [value for _, value in found]
+
+    def best(self) -> tuple[int, float] | None:
+        """Return the epoch and the error of the lowest validation error; None if there is none.
+
+        Of epochs with the same error, the one with the lowest loss counts, as in training.
+        """
+        losses = dict(zip(*self.series("val_loss"), strict=True))
+        found = [
+            (error, losses.get(epoch, math.inf), epoch)
+            for epoch, error in zip(*self.series("val_error"), strict=True)
+        ]
+        if not found:
+            return None
+        error, _, epoch = min(found)
+        return epoch, error
 
     def missing_epochs(self, epochs: int) -> str:
         """Describe which of epochs 1 to `epochs` lack an error or a loss; "" if none."""

@@ -88,7 +88,7 @@ def build(
         )
     if name == "resnet50":
         if width != 1:
-            raise ValueError(f"resnet50 has a fixed width: width must be 1, got {width}")
+            raise ValueError(f"resnet50 has a fixed width: expected --width 1, got {width:g}")
         return ResNet50(classes, norm)
     return (SegNet if name == "segnet" else ClassNet)(classes, width, norm)
 

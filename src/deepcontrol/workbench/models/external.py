@@ -209,9 +209,12 @@ def _library(origin: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError:
         raise ValueError(f"{origin}: needs {package}, which is not installed: {install}") from None
-    except (ImportError, RuntimeError, OSError) as error:  # built for another version of torch
+    except (ImportError, RuntimeError, OSError) as error:
+        advice = f"{install} --upgrade"
+        if "torchvision::" in str(error):  # its operators were built for another torch
+            advice = "install the torchvision that belongs to this build of torch"
         raise ValueError(
-            f"{origin}: needs {package}, which cannot be imported ({error}): {install} --upgrade"
+            f"{origin}: needs {package}, which cannot be imported ({error}): {advice}"
         ) from error
 
 

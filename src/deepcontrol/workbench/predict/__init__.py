@@ -57,7 +57,8 @@ class Predict:
     Segmentation writes two PNG files per image: NAME-labels.png with one class id per byte and the
     class colors as its palette, and NAME-overlay.png with the image under the class colors.
     legend.png shows ids, names and colors. A GeoTIFF also gets NAME-labels.tif with its
-    georeference. Images are not resized, so their scale should match the training images. Images
+    georeference. A network trained on your own images with --fit resize sees images resized as in
+    training; others see them at their own scale, which should match the training images. Images
     that fail are reported, and the exit code is 1.
 
     Classification prints the most likely class of each image and writes predictions.csv with the

@@ -20,7 +20,7 @@ from ..data.classfile import Range
 from ..data.files import TIFF_SUFFIXES, check_eight_bit, decode, open_image, to_eight_bit
 from ..data.inspect import colored, draw_legend
 from ..data.sample import Palette
-from ..data.survey import as_rgb
+from ..data.survey import CONTACT_SHEET, as_rgb
 from ..folders.storage import replacing
 from ..imagefile import ImageError, open_header
 from .tiling import Span
@@ -97,12 +97,14 @@ def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
 def images_in(folder: Path, out: Path) -> list[Path]:
     """List the images of a folder and its subfolders by name, without those below `out`.
 
+    The contact sheet of `deepcontrol data init` is no image to label.
+
     Raises:
         ValueError: There are none.
     """
     # os.walk does not follow links to folders, which may lead in a circle.
     files = (Path(base, name) for base, _, names in os.walk(folder) for name in names)
-    found = sorted(p for p in files if _is_image(p, out))
+    found = sorted(p for p in files if p.name != CONTACT_SHEET and _is_image(p, out))
     if not found:
         raise ValueError(f"{folder}: no images ({', '.join(SUFFIXES)}) in this folder")
     return found

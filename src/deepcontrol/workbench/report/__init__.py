@@ -67,7 +67,7 @@ def run_report(command: Report, console: Console) -> int:
         del page
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{error}: in a clone of the repository, run: pip install '.[workbench]'"
+            f'{error}: in a clone of the repository, run: pip install ".[workbench]"'
         ) from None
 
     def say(text: str) -> None:

@@ -172,7 +172,7 @@ def draw_depth(
         add_bar(heat(left, track, track.mean, mean_scale), left, "both")
         left.set_title(f"{symbol}, mean of each layer")
         add_bar(heat(middle, track, departure(track, start), departure_scale), middle, "max")
-        middle.set_title(f"distance of 90% of the filters to {start:g}")
+        middle.set_title(f"largest distance from {start:g} of 90% of the filters")
         name_layers(left, track)
         draw_spread(right, track, start)
         right.set_title(f"filters after epoch {track.epochs[-1]}")

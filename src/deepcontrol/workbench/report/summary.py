@@ -204,29 +204,28 @@ class Summary:
 
 def differing(runs: Sequence[Run]) -> list[str]:
     """Return the settings that differ between runs, and those always shown."""
-    names = dict.fromkeys(name for run in runs for name in run.config)
+    names = dict.fromkeys(name for run in runs for name in run.settings)
     return [
         name
         for name in names
         if name not in HIDDEN
-        and (name in ALWAYS or len({setting_text(run.config.get(name)) for run in runs}) > 1)
+        and (name in ALWAYS or len({setting_text(run.settings.get(name)) for run in runs}) > 1)
     ]
 
 
 def in_common(runs: Sequence[Run]) -> Row:
     """Return the settings that all runs share."""
     different = {*differing(runs), *HIDDEN}
-    return {k: setting_text(v) for k, v in runs[0].config.items() if k not in different}
+    return {k: setting_text(v) for k, v in runs[0].settings.items() if k not in different}
 
 
 def runs_summary(runs: Sequence[Run]) -> str:
     """Return a sentence on the lowest validation error; "" if there is none."""
-    errors = [(min(values), run) for run in runs if (values := run.series("val_error")[1])]
-    if not errors:
+    found = [(best, run) for run in runs if (best := run.best()) is not None]
+    if not found:
         return ""
-    lowest, run = min(errors, key=lambda pair: pair[0])
-    epochs, values = run.series("val_error")
-    at = f"{percent(lowest)}% after epoch {epochs[values.index(lowest)]}"
+    (epoch, lowest), run = min(found, key=lambda pair: pair[0][1])
+    at = f"{percent(lowest)}% after epoch {epoch}"
     if len(runs) == 1:
         return f"The lowest validation error is {at}."
     return f"The lowest validation error is {at}, by {run.name}."
@@ -234,22 +233,21 @@ def runs_summary(runs: Sequence[Run]) -> str:
 
 def summarize(runs: Sequence[Run]) -> list[Summary]:
     names = differing(runs)
-    best = [min(run.series("val_error")[1], default=None) for run in runs]
-    lowest = min((error for error in best if error is not None), default=None)
+    lowest = min((best[1] for run in runs if (best := run.best()) is not None), default=None)
     return [_summary(run, names, lowest) for run in runs]
 
 
 def _summary(run: Run, names: Sequence[str], lowest: float | None) -> Summary:
-    epochs, errors = run.series("val_error")
+    errors = run.series("val_error")[1]
     iou = run.series("val_mean_iou")[1]
     speeds = sorted(run.series("images_per_s")[1])
-    best = min(errors, default=None)
+    epoch, best = run.best() or (None, None)
     return Summary(
-        differences=[setting_text(run.config.get(name)) for name in names],
+        differences=[setting_text(run.settings.get(name)) for name in names],
         epochs=f"{run.epochs_done} of {run.epochs_planned or '?'}",
         final_error=percent(errors[-1] if errors else None),
         best_error=percent(best),
-        best_epoch="" if best is None else str(epochs[errors.index(best)]),
+        best_epoch="" if epoch is None else str(epoch),
         is_best=best is not None and best == lowest,
         mean_iou=percent(iou[-1] if iou else None),
         time=duration_text(sum(run.series("seconds")[1])),

@@ -259,7 +259,9 @@ def load_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ValueError("--executor ray needs Ray: pip install 'deepcontrol[ray]'") from None
+        raise ValueError(
+            '--executor ray needs Ray: in a clone of the repository, run: pip install ".[ray]"'
+        ) from None
     return ray
 
 

@@ -196,6 +196,7 @@ def run_eval(command: Eval, console: Console) -> int:
         console,
         command.batch_size,
     )
+    samples = "crops" if len(config.sample_size) == 3 else "images"
     heading, values = "IoU %", matrix.class_iou
     result = f"pixel error {matrix.pixel_error:.2%}, mean IoU {matrix.mean_iou:.3f}"
     if config.task == "classification":
@@ -207,7 +208,7 @@ def run_eval(command: Eval, console: Console) -> int:
         table.add_row(escape(name), "-" if value != value else f"{100 * value:.2f}")
     console.print(table)
     console.print(
-        f"{escape(str(command.run / command.checkpoint))} on {len(source)} images: {result}",
+        f"{escape(str(command.run / command.checkpoint))} on {len(source)} {samples}: {result}",
         highlight=False,
         soft_wrap=True,
     )

@@ -407,7 +407,9 @@ class Train:
                 )
             for name, only in (("width", 1.0), ("init", "he")):
                 if getattr(self, name) != only:
-                    raise ValueError(f"--{flag_name(name)} is not for --model {self.model}")
+                    raise ValueError(
+                        f"--{flag_name(name)} has no effect on --model {self.model}: omit it"
+                    )
         elif self.pretrained:
             raise ValueError(f"--pretrained is for timm:, smp: and torchvision:, not {self.model}")
         if self.ema is not None and not 0 < self.ema < 1:

@@ -222,7 +222,7 @@ def finish_epoch(run: TrainingRun) -> None:
     run.display.log(epoch_line(metrics, run.config.epochs))
     if epoch == run.config.epochs and matrix.only_class is not None:
         run.display.log(one_class_line(run.val.dataset.classes[matrix.only_class], run.config.task))
-    run.advance_epoch(matrix.pixel_error)
+    run.advance_epoch(matrix.pixel_error, val_loss)
     run.eval_seconds = time.perf_counter() - started
 
 

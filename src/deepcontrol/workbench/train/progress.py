@@ -21,6 +21,7 @@ from ..data.folder import FolderSource
 from ..data.inspect import colored, draw_captions, draw_legend, fit_text
 from ..data.road_scenes import PairedFiles
 from ..data.survey import as_rgb
+from ..data.volumes import VolumeSplit
 from ..folders.storage import replacing
 from ..metrics import ImageError
 from ..terminal import Size
@@ -103,9 +104,9 @@ def one_class_line(name: str, task: Task) -> str:
     """Return the line printed if the trained network predicts one class everywhere."""
     labeled = "pixel" if task == "segmentation" else "image"
     return (
-        f"The network predicts {name!r} for every validation {labeled}: it has learned nothing but "
-        "the most frequent class. Train for more epochs, or try another --lr; `deepcontrol data "
-        "check` shows how often each class occurs."
+        f"The network predicts {name!r} for every validation {labeled}: it does not tell the "
+        "classes apart. Train for more epochs, or try another --lr; `deepcontrol data check` shows "
+        "how often each class occurs."
     )
 
 
@@ -267,7 +268,7 @@ def worst_sheet(
 
 
 def sample_name(source: Source | DatasetSplit, index: int) -> str:
-    """Return the file name of a sample, or its number if it has no file."""
+    """Return the file name of a sample, the case of a volume, or its number if it has no file."""
     match source:
         case PairedFiles():
             return source.pairs[index].image.name
@@ -277,6 +278,8 @@ def sample_name(source: Source | DatasetSplit, index: int) -> str:
             return f"{source.files[place.file].image.name}{tile}"
         case ImageFolder():
             return str(source.images[index].path.relative_to(source.root))
+        case VolumeSplit():
+            return source.dataset.name_of(index)
     return f"image {index}"
 
 

@@ -237,8 +237,12 @@ class TrainingRun:
         if signum:
             raise Stopped(signum)
 
-    def advance_epoch(self, error: float) -> None:
-        """Move to the next epoch, after the current one was recorded with this error."""
+    def advance_epoch(self, error: float, loss: float) -> None:
+        """Move to the next epoch, after the current one was recorded with these validation metrics.
+
+        Of epochs with the same error, the one with the lowest loss is the best: with few validation
+        images many epochs have the same error.
+        """
         position = self.position
         position.epoch += 1
         position.step = position.images = 0
@@ -246,8 +250,9 @@ class TrainingRun:
         self.loss_sum.zero_()
         if position.epoch < 1 or not self.saves_after(position.epoch):
             return
-        if error < position.best_error:
-            position.best_error, position.best_epoch = error, position.epoch
+        if (error, loss) < (position.best_error, position.best_loss):
+            position.best_error, position.best_loss = error, loss
+            position.best_epoch = position.epoch
 
 
 def images_in_batch(batches: BatchStream, index: int) -> int:

@@ -36,6 +36,9 @@ class Position:
     loss_sum: float = 0.0  # summed over these images
     seconds: float = 0.0  # duration of these steps
     best_error: float = float("inf")
+    best_loss: float = float(
+        "inf"
+    )  # of the validation after best_epoch; decides between equal errors
     best_epoch: int = -1
 
     @classmethod

@@ -308,7 +308,8 @@ def _resume(
         if position.epoch < config.epochs:
             outlook = "the best of the remaining epochs will replace it"
         display.log(f"checkpoint {BEST} is missing or damaged; {outlook}")
-        position.best_error, position.best_epoch = math.inf, -1
+        position.best_error = position.best_loss = math.inf
+        position.best_epoch = -1
     return position
 
 
