@@ -27,6 +27,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from deepcontrol.workbench.folders.runfolder import read_run
 from deepcontrol.workbench.folders.studyfolder import Series, read_study
+from deepcontrol.workbench.optim import learning_rate
 
 PICTURE = ROOT / "docs" / "overview.png"
 RUNS = ROOT / "results" / "camvid" / "runs"
@@ -39,7 +40,6 @@ LABELS = NAMES | {"ws+gn": "WS+GN"}
 BATCHES = (1, 4, 8)
 CIFAR_BATCHES = (1, 2, 4, 8, 32, 128)
 CIFAR_NORMS = {"AGC+WS": "agc", "BatchNorm": "bn", "GroupNorm": "gn", "WS+GN": "ws+gn"}
-LR_PER_SAMPLE = 0.02  # the paper's learning rate
 CASE = ("segnet", 8, "bf16")
 INK, FAINT = "#1c2733", "#5f6c7b"
 STYLE: Any = {
@@ -87,7 +87,7 @@ def measured_errors(runs: Path = RUNS) -> list[Errors]:
     found = []
     for norm in NORMS:
         for batch in BATCHES:
-            pattern = f"segnet-{norm}-b{batch}-lr{LR_PER_SAMPLE * batch:g}-s*"
+            pattern = f"segnet-{norm}-b{batch}-lr{learning_rate(batch):g}-s*"
             seeds = [final_error(folder) for folder in sorted(runs.glob(pattern))]
             finished = tuple(error for error in seeds if error is not None)
             if finished:

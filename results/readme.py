@@ -34,8 +34,6 @@ ROWS = (
         (f"wrong pixels, batch {batch}", "final error", f"segnet-{{}}-b{batch}-lr{lr}")
         for batch, lr in ((1, 0.02), (4, 0.08), (8, 0.16))
     ),
-    ("training step, batch 8, fastest engine", "step time", "{}"),
-    ("activation memory, batch 8, leanest engine", "activation memory", "{}"),
     ("largest batch in 12 GiB", "largest batch in 12 GiB", "{}"),
 )
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from deepcontrol.workbench import demo
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.report.summary import (
+from deepcontrol.workbench.report.comparison import (
     Comparison,
     Side,
     comparison_lines,

@@ -27,12 +27,13 @@ from torch import Tensor, nn
 from ..nn import saved_bytes
 from ..step import TrainingStep
 from .data.batches import normalized
+from .data.classfile import YAML
 from .data.inspect import colored, draw_captions, draw_legend
 from .folders.runfolder import read_run
 from .folders.storage import replacing, write_atomic
 from .losses import pixel_cross_entropy
 from .predict import Network, load_network
-from .report.summary import Comparison, Side, comparison_lines, write_comparison_page
+from .report.comparison import Comparison, Side, comparison_lines, write_comparison_page
 from .train.build import open_split
 from .train.config import Train
 from .train.config_file import load_config
@@ -112,7 +113,7 @@ def run_demo(command: Demo, console: Console) -> int:
 
 def draw_data(folder: Path) -> None:
     """Draw the pictures and masks, unless the folder has them."""
-    if (folder / "classes.yaml").exists():
+    if (folder / YAML).exists():
         return
     rng = random.Random(0)
     for i in range(IMAGES):
@@ -120,7 +121,7 @@ def draw_data(folder: Path) -> None:
         for name, image in (("images", picture), ("masks", mask)):
             with replacing(folder / name / f"{i:02}.png", inside=folder) as file:
                 image.save(file, "PNG")
-    write_atomic(folder / "classes.yaml", CLASSES, inside=folder)  # last: the folder is complete
+    write_atomic(folder / YAML, CLASSES, inside=folder)  # last: the folder is complete
 
 
 def _draw(rng: random.Random, width: int, height: int) -> tuple[Image.Image, Image.Image]:

@@ -18,6 +18,7 @@ from rich.progress import Progress
 from torch import nn
 
 from ..data.sample import Palette
+from ..folders.runfolder import CONFIG
 from ..terminal import Size
 from ..train.build import build_model
 from ..train.checkpoint import load_of_run
@@ -159,7 +160,7 @@ def load_network(
         model = build_model(config, len(classes))
         load_weights(model, load_of_run(run, checkpoint).model)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{run / 'config.json'}: invalid classes and colors: {error}") from error
+        raise ValueError(f"{run / CONFIG}: invalid classes and colors: {error}") from error
     check_weights(model, run / checkpoint)
     trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)
     needs_window = trained_on_crops and config.norm in CROP_DEPENDENT_NORMS

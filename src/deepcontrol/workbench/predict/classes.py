@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..data.batches import normalized
 from ..data.files import cover_and_crop
+from ..folders.runfolder import CONFIG
 from ..folders.storage import write_atomic
 from ..terminal import printable
 from ..train.build import build_model
@@ -70,7 +71,7 @@ def load_classifier(
     config = check_code(config, run, model_name)
     names = derived.get("classes")
     if not isinstance(names, list) or not names:
-        raise ValueError(f"{run / 'config.json'}: expected a list of classes, got {names!r}")
+        raise ValueError(f"{run / CONFIG}: expected a list of classes, got {names!r}")
     model = build_model(config, len(names))
     load_weights(model, load_of_run(run, checkpoint).model)
     check_weights(model, run / checkpoint)

@@ -22,7 +22,7 @@ from ..data.inspect import colored, draw_legend
 from ..data.sample import Palette
 from ..data.survey import CONTACT_SHEET, as_rgb
 from ..folders.storage import replacing
-from ..imagefile import ImageError, open_header
+from ..imagefile import ORIENTATION, UPRIGHT, ImageError, open_header
 from .tiling import Span
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -34,7 +34,6 @@ _BAND = 512  # rows of an overlay that are blended at a time
 # GDAL's tags 42112 (metadata) and 42113 (no data) are about the image's values, not about classes:
 # a no-data value of 0 would hide the first class.
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
-ORIENTATION = 274
 
 Tag = tuple[int, int, int, Any, bool]  # code, type, count, value, only in the first page
 
@@ -301,7 +300,7 @@ def geo_tags(path: Path) -> list[Tag]:
     try:
         with tifffile.TiffFile(path) as file:
             tags = file.pages[0].tags  # type: ignore[union-attr]
-            turned = tags.get(ORIENTATION) is not None and tags[ORIENTATION].value != 1
+            turned = tags.get(ORIENTATION) is not None and tags[ORIENTATION].value != UPRIGHT
             found = [tags[code] for code in GEO_TAGS if code in tags]
             if turned:  # the labels are upright, and the tags are about the rows of the file
                 return []

@@ -199,7 +199,7 @@ class Train:
     """Level of each map that AGC subtracts: mean, median, window:15 (mean over a window of 15x15),
     quantile:0.3, or trimmed:0.1 (mean without the lowest and the highest 10%)."""
     lambda_start: float | None = None
-    """Initial value of AGC's lambda. None: 1."""
+    """Initial value of AGC's lambda. None: 1, or 0.5 with --norm agc+ws."""
     lambda_lr: float = 1.0
     """Learning rate of AGC's lambda, relative to --lr."""
     noise: float = 0.0
