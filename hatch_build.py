@@ -1,6 +1,6 @@
 """Build hook: the README without its picture, as the package's description.
 
-The picture is a file of the repository, and its relative path would lead nowhere on a package index.
+The picture is a file of the repository. Its relative path would lead nowhere on a package index.
 """
 
 import re
