@@ -14,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 from deepcontrol.workbench.data import Batches, open_source, prepare
+from deepcontrol.workbench.data.inspect import draw_captions
 from deepcontrol.workbench.folders.runfolder import read_run
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import loop
@@ -98,8 +99,9 @@ def test_samples_are_spread_over_the_split(tmp_path: Path) -> None:
         batches = Batches(cache, batch_size)
         sheet = sample_sheet(nn.Conv2d(3, len(cache.classes), 1), batches, None)
         # Below a line of captions, and enlarged by 3.
-        images = [sheet[20 + 96 * i : 20 + 96 * i + 96 : 3, :192:3] for i in range(4)]
-        assert sheet.shape[0] > 20 + 4 * 96  # and the legend
+        top = len(draw_captions(["image"], sheet.shape[1]))
+        images = [sheet[top + 96 * i : top + 96 * i + 96 : 3, :192:3] for i in range(4)]
+        assert sheet.shape[0] > top + 4 * 96  # and the legend
         assert sheet.shape[1] == 3 * 4 * 64
         for image, index in zip(images, (0, 2, 4, 6), strict=True):
             assert np.array_equal(image, cache.images[index])
@@ -107,7 +109,8 @@ def test_samples_are_spread_over_the_split(tmp_path: Path) -> None:
 
 def test_samples_show_image_truth_prediction_and_error(whole: Path) -> None:
     picture = np.asarray(Image.open(whole / "samples" / "epoch-0002.png"))
-    picture = picture[20 : 20 + 3 * 96]  # between captions and legend
+    top = len(draw_captions(["image"], picture.shape[1]))
+    picture = picture[top : top + 3 * 96]  # between captions and legend
     _, truth, guess, error = np.split(picture, 4, axis=1)
     wrong = (error == (255, 48, 48)).all(2)
     assert math.isclose(wrong.mean(), metrics(whole)[2]["val_error"], abs_tol=0.05)

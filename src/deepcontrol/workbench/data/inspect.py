@@ -371,9 +371,12 @@ def colored(labels: NDArray[np.uint8], palette: Palette) -> NDArray[np.uint8]:
 
 
 INK, SOFT, PAPER = (28, 39, 51), (91, 104, 118), (255, 255, 255)
-TEXT_SIZE, LINE_HEIGHT, MARGIN = 13, 20, 6  # pixels
+TEXT_SIZE, LINE_HEIGHT, MARGIN = 13, 20, 6  # pixels, in a picture of up to FULL_WIDTH
 CHIP = 12  # side of a color's square
 MAX_NAME_WIDTH = 240
+FULL_WIDTH = (
+    640  # a page shows wider pictures scaled down to about this, so that text grows with them
+)
 
 Color = tuple[int, int, int]
 Pixels = NDArray[np.uint8]  # (H, W, 3)
@@ -381,35 +384,47 @@ Pixels = NDArray[np.uint8]  # (H, W, 3)
 
 def draw_legend(entries: Sequence[tuple[str, Color]], width: int) -> Pixels:
     """Draw names with their colors, in as many rows as a picture of this width needs."""
-    font = ImageFont.load_default(TEXT_SIZE)
-    names = [
-        fit_text(name, font, min(MAX_NAME_WIDTH, width - CHIP - 3 * MARGIN)) for name, _ in entries
-    ]
+    size, height, margin, chip, longest = _scaled(
+        width, TEXT_SIZE, LINE_HEIGHT, MARGIN, CHIP, MAX_NAME_WIDTH
+    )
+    font = ImageFont.load_default(size)
+    names = [fit_text(name, font, min(longest, width - chip - 3 * margin)) for name, _ in entries]
     places: list[tuple[int, int]] = []
-    left = MARGIN
+    left = margin
     row = 0
     for name in names:
-        needed = CHIP + MARGIN + round(font.getlength(name)) + 2 * MARGIN
-        if left > MARGIN and left + needed > width:
-            row, left = row + 1, MARGIN
+        needed = chip + margin + round(font.getlength(name)) + 2 * margin
+        if left > margin and left + needed > width:
+            row, left = row + 1, margin
         places.append((left, row))
         left += needed
-    strip = Image.new("RGB", (width, (row + 1) * LINE_HEIGHT + MARGIN), PAPER)
+    strip = Image.new("RGB", (width, (row + 1) * height + margin), PAPER)
     draw = ImageDraw.Draw(strip)
     for name, (_, color), (x, line) in zip(names, entries, places, strict=True):
-        y = line * LINE_HEIGHT + MARGIN
-        draw.rectangle((x, y, x + CHIP, y + CHIP), color, SOFT)
-        draw.text((x + CHIP + MARGIN, y - 2), name, INK, font)
+        y = line * height + margin
+        draw.rectangle((x, y, x + chip, y + chip), color, SOFT)
+        draw.text((x + chip + margin, y - size // 6), name, INK, font)
     return np.asarray(strip)
+
+
+def _scaled(width: int, *lengths: int) -> tuple[int, ...]:
+    """Return lengths for a picture of this width.
+
+    >>> _scaled(640, 13, 20), _scaled(1280, 13, 20)
+    ((13, 20), (26, 40))
+    """
+    return tuple(max(width, FULL_WIDTH) * length // FULL_WIDTH for length in lengths)
 
 
 def draw_captions(texts: Sequence[str], width: int, color: Color = INK) -> Pixels:
     """Draw one line with a text over each of several columns of equal width."""
-    font = ImageFont.load_default(TEXT_SIZE)
-    strip = Image.new("RGB", (width * len(texts), LINE_HEIGHT), PAPER)
+    size, height, margin = _scaled(width * len(texts), TEXT_SIZE, LINE_HEIGHT, 3)
+    font = ImageFont.load_default(size)
+    strip = Image.new("RGB", (width * len(texts), height), PAPER)
     draw = ImageDraw.Draw(strip)
     for i, text in enumerate(texts):
-        draw.text((i * width + 3, 1), fit_text(text, font, width - 6), color, font)
+        place = (i * width + margin, size // 13)
+        draw.text(place, fit_text(text, font, width - 2 * margin), color, font)
     return np.asarray(strip)
 
 
