@@ -108,3 +108,8 @@ def test_calibrate_without_data_raises() -> None:
 def test_folded_layers_reject_wrong_inputs() -> None:
     with pytest.raises(ValueError, match=r"expected 3 channels, got 4 .*\(1, 4, 9, 9\)"):
         fold(AGCConv2d(3, 8, 3))(torch.randn(1, 4, 9, 9))
+
+
+def test_a_class_is_not_a_model() -> None:
+    with pytest.raises(TypeError, match=r"expected a model .*Conv2d.*: create it first"):
+        to_agc(nn.Conv2d)  # type: ignore[call-overload]

@@ -190,6 +190,8 @@ def to_agc(
     not verified: no example, so branches that torch.fx does not see; pass example=
     3 new parameters: create the optimizer after the conversion
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model (an nn.Module instance), got {model!r}: create it first")
     if init not in get_args(Init):
         raise ValueError(f"unknown init {init!r}: choose one of {', '.join(get_args(Init))}")
     if data is not None and not keeps_function(init):

@@ -52,7 +52,7 @@ def test_unsupported_values_raise() -> None:
     for name in ("segnet", "classnet", "resnet50"):
         with pytest.raises(ValueError, match=f"{name} needs images with 3 channels, got 1"):
             build(name, 10, "bn", in_channels=1)
-    with pytest.raises(ValueError, match=r"width must be 1, got 0\.5"):
+    with pytest.raises(ValueError, match=r"expected --width 1, got 0\.5"):
         build("resnet50", 10, "bn", width=0.5)
 
 
