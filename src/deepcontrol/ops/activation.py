@@ -1,4 +1,4 @@
-"""Activations of a neuron: names, derivatives, and the tensor each saves for backward.
+"""Activations of a neuron: names, derivatives, and tensors saved for backward.
 
 The memory of a neuron depends on whether act' can be computed from the *output*, which the next
 convolution saves anyway. ReLU and leaky ReLU allow it. SiLU and GELU are not monotonic, so their
@@ -128,7 +128,7 @@ def name_of_module(module: nn.Module) -> ActivationName | None:
 
 
 def mask_packing(maps: Tensor) -> MaskPacking:
-    """Return the dimension of dense maps (N, C, *) along which eight elements share a byte.
+    """Return the dimension of dense maps (N, C, *) in which 8 elements share a byte.
 
     >>> mask_packing(torch.empty(2, 16, 3, 3).to(memory_format=torch.channels_last))
     'channels'
@@ -144,7 +144,7 @@ def mask_packing(maps: Tensor) -> MaskPacking:
 
 
 def empty_relu_mask(v: Tensor, activation: str) -> Tensor | None:
-    """Allocate the bit mask of maps v (uint8, numel / 8), or return None if they have none.
+    """Allocate the bit mask of v (uint8, numel / 8); return None if it has none.
 
     The backward of ReLU and leaky ReLU needs only the signs of the output y. Reading y would make
     five passes over maps: g and y for the mean, g and y again to compute dv, and writing dv. With

@@ -1,4 +1,4 @@
-"""Eq. 1 on feature maps: the op of the layer that replaces BatchNorm, and that of the neuron.
+"""Eq. 1 on maps: the op of the layer that replaces BatchNorm, and the neuron's.
 
     agc                y = gamma * (z - lambda * m) + beta
     center_bias_act    u = v - lambda * m + beta,  y = act(u)           v = conv(x, gamma W)
@@ -92,7 +92,7 @@ def agc(
 
 
 def agc_replays(z: Tensor, gamma: Tensor, beta: Tensor, lam: Tensor) -> tuple[Replay, Replay]:
-    """Return the forward and backward of Eq. 1 for such tensors; check them the first time."""
+    """Return the forward and backward of Eq. 1; check such tensors the first time."""
     # Everything that the checks and the launches depend on.
     key = (
         "agc", z.shape, z.stride(), z.dtype, z.device, type(z), kernel_switch(),
@@ -273,7 +273,7 @@ Forward = Callable[..., tuple[Tensor, Tensor, Tensor | None, Tensor | None]]
 
 
 def forward_function(v: Tensor, traced: bool = False) -> Forward:
-    """Return the forward of center_bias_act for maps v: the kernels' or `plain_forward`.
+    """Return the forward of center_bias_act for v: the kernels' or `plain_forward`.
 
     Both have the arguments of `plain_forward`. Returning the function instead of calling it keeps
     the Python stack above a launch short.
@@ -358,7 +358,7 @@ def center_backward(
 
 
 def _shift(mean: Tensor, bias: Tensor, mean_scale: Tensor) -> Tensor:
-    """Return beta - lambda * m, (N, C): the number that a neuron adds to each map of v."""
+    """Return beta - lambda * m, (N, C), the number that a neuron adds to a map of v."""
     return torch.addcmul(bias, mean_scale, mean, value=-1)
 
 
@@ -369,7 +369,7 @@ def saved_map(activation: str, v: Tensor, y: Tensor, mask: Tensor | None) -> Ten
 
 
 class _CenterBiasAct(torch.autograd.Function):
-    """Return y and the mean, which is an output only so that second derivatives reach it."""
+    """Return y and the mean, an output only so that second derivatives reach it."""
 
     @staticmethod
     def forward(

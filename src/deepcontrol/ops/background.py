@@ -67,6 +67,9 @@ class WindowMean:
         size: Window in positions, one number or one per spatial dimension. An even window reaches
             one position further to the end.
 
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), section 2.
+
     >>> WindowMean(3)(torch.tensor([[[0.0, 3.0, 6.0, 0.0]]]))
     tensor([[[1.5000, 3.0000, 3.0000, 3.0000]]])
     """
@@ -112,6 +115,9 @@ class Quantile:
 
     Args:
         q: From 0 (the minimum) to 1 (the maximum).
+
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), section 2 (the median).
 
     >>> Quantile(0.5)(torch.tensor([[[1.0, 5.0, 2.0]]]))
     tensor([[[2.]]])
@@ -198,7 +204,7 @@ def _kth(flat: Tensor, rank: int) -> Tensor:
 
 
 def _ranked(flat: Tensor, rank: int) -> Tensor:
-    """Return the value of that rank in each map, (N, C); equal elements share its gradient."""
+    """Return the value of a rank in each map, (N, C); ties share its gradient."""
     with torch.no_grad():
         value = _kth(flat, rank)
     return _mean_of_ties(flat, value)
@@ -235,7 +241,7 @@ def check_background(background: Background) -> Estimator | Literal["mean"]:
 
 
 def is_homogeneous(background: Estimator) -> bool:
-    """Return whether b(a z) = a b(z) for every number a, so that gamma may go into the filters."""
+    """Return whether b(a z) = a b(z) for every a: gamma may then go into the filters."""
     return bool(getattr(background, "homogeneous", False))
 
 
@@ -295,7 +301,10 @@ def _runs_kernels(z: Tensor) -> bool:
 
 
 def window_mean(z: Tensor, spans: Spans, adjoint: bool = False) -> Tensor:
-    """Return the window means of z by running sums, or their adjoint; see reference.window_mean."""
+    """Return the window means of z, or their adjoint, by running sums.
+
+    See reference.window_mean.
+    """
     if _runs_kernels(z):
         from .triton import window as kernels
 

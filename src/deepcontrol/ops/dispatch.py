@@ -95,7 +95,7 @@ unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 
 
 def needs_plain_ops() -> bool:
-    """Return whether the caller can only handle aten ops: export, tracing, torch.func.
+    """Return whether the caller handles aten ops only: export, tracing, torch.func.
 
     torch.func (vmap, grad, jvp) rejects the autograd of ops made with torch.library, and
     forward-mode differentiation has no rule for them.

@@ -1,9 +1,10 @@
-"""The convolution with the gain in its weights, v = conv(x, V) with V = gamma W, and its mean.
+"""The convolution with the gain in its weights, and its mean.
 
-With dV the gradient of the scaled filters, dgamma = <W, dV> over each filter and dW = gamma dV.
-This is exact for any gamma, zero included, and needs no output. V is recomputed in backward: that
-costs one pass over the weights and saves their memory. Under autocast V is saved, like the cast
-weights of every convolution, unless it is larger than the input (`saves_scaled`).
+v = conv(x, V) with V = gamma W. With dV the gradient of the scaled filters, dgamma = <W, dV> over
+each filter and dW = gamma dV. This is exact for any gamma, zero included, and needs no output. V is
+recomputed in backward: that costs one pass over the weights and saves their memory. Under autocast
+V is saved, like the cast weights of every convolution, unless it is larger than the input
+(`saves_scaled`).
 
 With a filter_norm the filters are normalized in the same pass (see reference.FilterNorm).
 
@@ -98,7 +99,7 @@ def gain_conv_transpose(
     groups: int,
     filter_norm: FilterNorm | None = None,
 ) -> Tensor:
-    """Return conv_transpose(x, gamma W) in the dtype of x; with filter_norm as gain_conv.
+    """Return conv_transpose(x, gamma W) in x's dtype; filter_norm as in gain_conv.
 
     Args:
         x: Input (N, C_in, *) of 1 to 3 spatial dimensions.
@@ -133,7 +134,10 @@ def cast_input(
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the dtype that autocast requests, or None. Like torch, leave doubles alone."""
+    """Return the dtype that autocast requests, or None.
+
+    Like torch, it leaves doubles alone.
+    """
     device = "cuda" if x.is_cuda else x.device.type  # the name of a device takes a microsecond
     if device == "meta" or not torch.is_autocast_enabled(device):  # which raises for meta
         return None
@@ -161,7 +165,10 @@ def _check_norm(filter_norm: FilterNorm | None) -> None:
 
 
 class _GainConv(torch.autograd.Function):
-    """(x, weight, gain, geometry as of torch.convolution after the bias, filter_norm) -> v."""
+    """(x, weight, gain, *geometry, filter_norm) -> v.
+
+    The geometry is that of torch.convolution after the bias.
+    """
 
     @staticmethod
     def forward(
@@ -349,12 +356,12 @@ class ConvOperands(NamedTuple):
 
 
 def is_large(v: Tensor) -> bool:
-    """Return whether v is too large for the L2 cache, so that a second read takes time."""
+    """Return whether v is too large for the L2 cache: a second read takes time."""
     return v.numel() >= MIN_ELEMENTS
 
 
 def derives_mean(v: Tensor, operands: ConvOperands | None) -> bool:
-    """Return whether the mean of v is cheaper to derive from its operands than to read from v."""
+    """Return whether v's mean is cheaper to derive from its operands than to read."""
     if operands is None or v.dtype not in HALF_TYPES or not is_large(v):
         return False
     # Without stored sums, maps are worth reading if they are few, as those of an image are.

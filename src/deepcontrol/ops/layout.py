@@ -93,18 +93,20 @@ def flat_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
 
 
 def is_batched(a: Tensor) -> bool:
-    """Return whether a is a batch of gradients: is_grads_batched=True, or autograd.grad in vmap.
+    """Return whether a is a batch of gradients.
 
-    The former is the vmap from before torch.func, which torch.func's own check does not report.
+    They come from is_grads_batched=True or from autograd.grad in vmap. The former is the vmap from
+    before torch.func, which torch.func's own check does not report.
     """
     functorch = torch._C._functorch
     return functorch.is_legacy_batchedtensor(a) or functorch.is_batchedtensor(a)
 
 
 def like_layout(a: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return a with its dimensions in memory in `order`, outermost first; copy only if needed.
+    """Return a with its dimensions in memory in `order`, outermost first.
 
-    Uses permute and contiguous because, unlike memory formats, these work under vmap.
+    Copies only if needed. Uses permute and contiguous because, unlike memory formats, these work
+    under vmap.
     """
     if not is_batched(a) and is_laid_out(a, order):
         return a
@@ -127,7 +129,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], order: tuple[int
 
 
 def memory_order(a: Tensor) -> tuple[int, ...]:
-    """Return the dimensions of a from outermost to innermost in memory, as NCHW or NHWC does."""
+    """Return the dimensions of a in memory, outermost first, such as NCHW or NHWC."""
     return shape_cache(_order, a.stride())
 
 
@@ -136,13 +138,16 @@ def _order(strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Return whether x (N, C, H, W) has its channels innermost; decided by strides, so 1x1 too."""
+    """Return whether x (N, C, H, W) has its channels innermost.
+
+    Strides decide, for 1x1 maps too.
+    """
     _, channel, row, column = x.stride()
     return 0 < channel < column and channel < row
 
 
 def check_maps(z: Tensor, **per_filter: Tensor | None) -> None:
-    """Raise ValueError unless z is a floating-point (N, C, *) and the others are (C,) or None."""
+    """Raise ValueError unless z is floating-point (N, C, *), the others (C,) or None."""
     if not z.is_floating_point():
         raise ValueError(f"expected a floating-point input, got {z.dtype}")
     if z.dim() < 2:

@@ -1,4 +1,4 @@
-"""The paper's neuron: the convolution, Eq. 1 and the activation, and 2x2 max pooling if it follows.
+"""The paper's neuron: convolution, Eq. 1, activation, optionally 2x2 max pooling.
 
     v = conv(x, gamma W)      u = v - lambda * m + beta      y = act(u)      m = mean of v, (N, C)
 
@@ -48,7 +48,7 @@ from .replay import Replay
 
 
 class Geometry(NamedTuple):
-    """Stride, padding and dilation per spatial dimension, and the groups of a convolution."""
+    """Stride, padding, dilation per spatial dimension, and groups of a convolution."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -159,7 +159,7 @@ class NeuronPlan:
         scaled: Tensor,
         map_sums: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
-        """Return y or the pooled maps, their index, the means, the map to save, and map sums."""
+        """Return y or the pooled maps, index, means, the map to save, and map sums."""
         check_maps(v, bias=bias, mean_scale=mean_scale)
         if self.order is None:
             self.order, self.single_position = memory_order(v), positions(v) == 1
@@ -236,7 +236,7 @@ class NeuronPlan:
         bias: Tensor,
         mean_scale: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        """Return dW, dgamma and, from the sums of h per map if given, dbias and dmean_scale."""
+        """Return dW, dgamma and, given the sums of h per map, dbias and dmean_scale."""
         if sum_h is None:
             return *scale_backward(weight, gain, dscaled, self.filter_norm), None, None
         from .triton import gain as kernels

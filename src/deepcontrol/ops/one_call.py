@@ -84,7 +84,7 @@ def conv_computed_bias_act(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Return act(conv(x, V) + beta - lambda * m) for a single sample, without gradients.
+    """Return act(conv(x, V) + beta - lambda * m) of one sample, without gradients.
 
     Args:
         x: Input (1, C, H, W), for which folds_to_one_call is true.
@@ -135,7 +135,7 @@ def conv_relu(
 
 
 def _runs_cudnn() -> bool:
-    """Return whether torch uses cuDNN, and may use algorithms that are not deterministic.
+    """Return whether torch uses cuDNN and allows nondeterministic algorithms.
 
     torch passes no wish for deterministic algorithms to the fused convolution.
     """

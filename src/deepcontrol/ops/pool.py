@@ -1,4 +1,4 @@
-"""2x2 max pooling with one-byte indices, alone or fused with a neuron, and the unpooling.
+"""2x2 max pooling with one-byte indices, alone or in a neuron, and the unpooling.
 
     pooled[n, c, i, j] = max of x[n, c, 2i + dy, 2j + dx]      over dy, dx in {0, 1}
     index[n, c, i, j]  = 2 * dy + dx of that maximum           uint8, where torch uses int64
@@ -164,7 +164,10 @@ def pick(x: Tensor, index: Tensor, last: bool) -> Tensor:
 
 
 def place(values: Tensor, index: Tensor, size: Sequence[int], last: bool) -> Tensor:
-    """Write values at index into zeros (N, C, *size). last: whether the result is channels_last."""
+    """Write values at index into zeros (N, C, *size).
+
+    last: whether the result is channels_last.
+    """
     if needs_plain_ops() or is_batched(values):
         return reference.place2x2(values, index, size)
     return _Place.apply(values, index, *size, last)
@@ -236,7 +239,10 @@ def _cpu_place(values: Tensor, index: Tensor, size: Sequence[int], channels_last
 
 
 def _positions(index: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
-    """Return the positions of the indexed elements in the last dimension of _in_memory_order(x)."""
+    """Return the positions of the indexed elements.
+
+    They count along the last dimension of _in_memory_order(x).
+    """
     channels, width = index.shape[1], size[1]
     pixel = channels if channels_last else 1  # distance to the next pixel of a row
     steps = torch.tensor([0, 1, width, width + 1], device=index.device) * pixel
@@ -249,7 +255,7 @@ def _positions(index: Tensor, size: Sequence[int], channels_last: bool) -> Tenso
 
 
 def _first_corners(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return the position y * W + x of the first element of each window, (H // 2, W // 2)."""
+    """Return the position y * W + x of each window's first element, (H // 2, W // 2)."""
     height, width = size
     rows = torch.arange(height // 2, dtype=dtype).unsqueeze(1)
     return rows * (2 * width) + torch.arange(width // 2, dtype=dtype) * 2
@@ -338,7 +344,7 @@ Forward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]]
 
 
 def pool_forward_function(v: Tensor) -> Forward:
-    """Return the forward of center_bias_act_pool for maps v, as agc.forward_function does."""
+    """Return the forward of center_bias_act_pool for v, as agc.forward_function does."""
     if uses_kernels(v):
         from .triton import agc_pool as kernels
 
@@ -354,7 +360,7 @@ def _plain_forward(
     consumer_ratio: float = 0.0,
     operands: ConvOperands | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return pooled, index, the means (N, C) and None for the map sums of the kernels."""
+    """Return pooled, index, means (N, C), and None for the map sums of the kernels."""
     y, mean, *_ = plain_forward(v, bias, mean_scale, activation)
     return *run_pool(y, is_channels_last(v)), mean, None
 
@@ -386,7 +392,9 @@ def pool_backward(
     grad_mean: Tensor | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dv, dbias, dmean_scale; the plain form is differentiable, as in agc.center_backward.
+    """Return dv, dbias and dmean_scale.
+
+    The plain form is differentiable, as in agc.center_backward.
 
     Args:
         pooled: The pooled maps, if the activation needs its output.
@@ -418,7 +426,10 @@ def saved_pooled(activation: str, pooled: Tensor) -> Tensor | None:
 
 
 class _CenterBiasActPool(torch.autograd.Function):
-    """Return pooled, index and the mean, an output only so that second derivatives reach it."""
+    """Return pooled, index and the mean.
+
+    The mean is an output only so that second derivatives reach it.
+    """
 
     @staticmethod
     def forward(

@@ -69,7 +69,7 @@ def gain_conv(
     groups: int,
     filter_norm: FilterNorm | None = None,
 ) -> Tensor:
-    """Return conv(x, V) for a convolution of 1 to 3 dimensions; for V see scaled_filters."""
+    """Return conv(x, V) for 1 to 3 spatial dimensions; for V see scaled_filters."""
     filters = scaled_filters(weight, gain, x.dtype, filter_norm)
     return conv(x, filters, stride, padding, dilation, groups)
 
@@ -94,7 +94,7 @@ def gain_conv_transpose(
 
 
 def swap_channels(weight: Tensor, groups: int) -> Tensor:
-    """Return the filters of a transposed convolution in the order of a convolution's, or back.
+    """Return a transposed convolution's filters in a convolution's order, or back.
 
     (C_in, C_out / groups, *) <-> (C_out, C_in / groups, *); a view if there is one group.
     """
@@ -183,7 +183,7 @@ def square_norm(weight: Tensor, norm: float) -> Tensor:
 
 
 def norm_scale(weight: Tensor, norm: float) -> Tensor:
-    """Return the factor that brings each filter of W (C_out, ...) to a norm, (C_out,)."""
+    """Return the factor (C_out,) that brings each filter of W (C_out, ...) to a norm."""
     return norm * square_norm(weight, norm).rsqrt()
 
 
@@ -193,7 +193,10 @@ def over_filter(a: Tensor, weight: Tensor) -> Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of sums: fp32 for half types. A bf16 sum of ones stops growing at 256."""
+    """Return the dtype of sums: fp32 for half types.
+
+    A bf16 sum of ones stops growing at 256.
+    """
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
@@ -215,7 +218,7 @@ def subtract_background(
     mean_scale: Tensor | None,
     activation: str,
 ) -> Tensor:
-    """Return act(gamma * (z - lambda * b) + beta): Eq. 1 with any background b for the mean.
+    """Return act(gamma * (z - lambda * b) + beta): Eq. 1 with any background b.
 
     b broadcasts to z (N, C, *). None means gamma 1, beta 0 and lambda 1.
     """
@@ -230,7 +233,7 @@ def subtract_background(
 
 
 def window_mean(z: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
-    """Average z (N, C, *) over the window around each position, clipped at the borders.
+    """Average z (N, C, *) over the window around each position, clipped at borders.
 
     spans has (before, after) for each spatial dimension: the window of position p reaches from
     p - before to p + after. The sum is divided by the number of positions that lie on the map.
@@ -248,7 +251,7 @@ def window_mean(z: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def window_counts(z: Tensor, dim: int, before: int, after: int) -> Tensor:
-    """Return the positions of each clipped window along a spatial dimension; broadcasts to z."""
+    """Count the positions of each clipped window along dim; broadcasts to z."""
     length = z.shape[2 + dim]
     p = torch.arange(length, device=z.device)
     count = (p + after).clamp(max=length - 1) - (p - before).clamp(min=0) + 1
@@ -261,7 +264,7 @@ def window_counts(z: Tensor, dim: int, before: int, after: int) -> Tensor:
 
 
 def max_pool2x2(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the maximum of each 2x2 window and its index: the first maximum, or the last NaN."""
+    """Return each 2x2 window's maximum and its index: first maximum, or last NaN."""
     a, b, c, d = _corners(x)
     above, right_above = _larger(a, b)
     below, right_below = _larger(c, d)

@@ -108,7 +108,7 @@ def record_launch(make: Callable[[], RecordedLaunch]) -> None:
 
 
 class Recorder(TorchDispatchMode):
-    """Note the allocations and launches of a function, and whether it does anything else."""
+    """Note a function's allocations and launches, and whether it does anything else."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ _FLOATS = {"fp32": "<f", "f32": "<f", "fp64": "<d"}
 
 
 def why_python() -> str | None:
-    """Return why eager mode takes the Python path, or None if it takes the compiled helper."""
+    """Return why eager mode uses Python, or None if it uses the compiled helper."""
     if os.environ.get("DEEPCONTROL_NATIVE") == "0":
         return "DEEPCONTROL_NATIVE=0"
     if not torch.cuda.is_available():
@@ -143,7 +143,7 @@ def _header(kernel: KernelHandle, grid: tuple[int, int, int]) -> tuple[Any, ...]
 def pack_arguments(
     kernel: KernelHandle, arguments: list[tuple[int, Any]]
 ) -> list[tuple[int, int]] | None:
-    """Return (slot, bits) for each parameter of a compiled kernel, or None if one has no rule.
+    """Return (slot, bits) for each kernel parameter, or None if one has no rule.
 
     Triton's kernels take their arguments without those compiled in, and then the addresses of two
     scratch buffers, which are 0 for kernels that use none.

@@ -1,4 +1,4 @@
-"""Compile the helper for eager mode with the C++ compiler of the machine, and load it.
+"""Compile the helper for eager mode with the machine's C++ compiler, and load it.
 
 A build belongs to one torch, Python and source, all of which are part of its name. It lies in the
 user's cache ($XDG_CACHE_HOME/deepcontrol or ~/.cache/deepcontrol). CUDA's toolkit is not needed.
@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def library_path() -> Path:
-    """Return the path of the build for this torch, Python and source; it may not exist."""
+    """Return the build's path for this torch, Python and source; it may not exist."""
     digest = hashlib.sha256()
     for name in FILES:
         digest.update((SOURCE / name).read_bytes())

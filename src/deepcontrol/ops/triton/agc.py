@@ -1,4 +1,6 @@
-"""Eq. 1 and its backward in Triton, for the layer (op agc) and the neuron (op center_bias_act).
+"""Eq. 1 and its backward in Triton, for the layer and the neuron.
+
+The op of the layer is agc, that of the neuron is center_bias_act.
 
     u = gamma (z - lambda m) + beta     y = act(u)          m = mean of z over the map, (N, C)
     h = g act'(u)                       dz = gamma (h - lambda mean(h))
@@ -61,7 +63,7 @@ def _write_activated(
     ACT: tl.constexpr, MASK_PACKING: tl.constexpr, EVEN_BLOCKS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write y and the ReLU mask of a block x of z; return the sums of y if they are stored.
+    """Write y and the ReLU mask of a block x of z; return the sums of y if stored.
 
     ROWS: see _sum_blocks.
     """

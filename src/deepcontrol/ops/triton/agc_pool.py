@@ -40,7 +40,7 @@ STEPS = 4  # blocks per program
 
 @triton.jit
 def _window(q, across, width, sp):
-    """Return the row and column of window q, and the int64 offset of its first position."""
+    """Return row and column of window q, and the int64 offset of its first position."""
     i, j = q // across, q % across
     return i, j, (2 * i * width + 2 * j).to(tl.int64) * sp
 
@@ -51,7 +51,7 @@ def agc_pool_forward_kernel(
     windows, across, width, sn, sc, sp, on, oc, op, ACT: tl.constexpr, MEAN_KNOWN: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Write the pooled maps, their index, the means and, if given, the sums of the pooled tiles."""
+    """Write pooled maps, index, means and, if given, the sums of the pooled tiles."""
     program = tl.program_id(0)
     if MEAN_KNOWN:
         program = tl.num_programs(0) - 1 - program
@@ -142,9 +142,9 @@ def forward(
     operands: ConvOperands | None = None,
     traced: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return pooled, index, the means (N, C) of v (N, C, H, W), and the sums of the pooled maps.
+    """Return pooled, index, the means (N, C) of v, and the sums of the pooled maps.
 
-    The arguments are those of agc.forward.
+    v is (N, C, H, W). The arguments are those of agc.forward.
     """
     v = like_layout(v, memory_order(v))
     beta, lam = beta.contiguous(), lam.contiguous()
@@ -226,7 +226,7 @@ def backward(
 def _window_tiles(
     tiled: TiledMaps, n: int, c: int, windows: int, stores_sums: bool = False
 ) -> tuple[int, dict[str, Any]]:
-    """Return the number of window tiles of a unit, and the arguments of both kernels for it."""
+    """Return a unit's number of window tiles, and both kernels' arguments for it."""
     block_c = tiled.tiling.block_c
     block, steps = BLOCK, STEPS
     if n * c * windows < BLOCK * STEPS * tiled.multiprocessors:

@@ -60,7 +60,7 @@ def act(u, ACT: tl.constexpr):
 
 @triton.jit
 def act_backward(g, saved, ACT: tl.constexpr):
-    """Return g act'(u), where `saved` is y for relu and leaky_relu, and u for silu and gelu."""
+    """Return g act'(u); `saved` is y for relu and leaky_relu, u for silu and gelu."""
     if ACT == "relu":
         g = tl.where(saved <= 0, 0.0, g)
     elif ACT == "leaky_relu":
@@ -76,7 +76,7 @@ def act_backward(g, saved, ACT: tl.constexpr):
 
 @triton.jit
 def load_per_filter(parameter, c, C, DEFAULT: tl.constexpr):
-    """Load a parameter of each filter of a unit in fp32, (1, BLOCK_C); DEFAULT if it is None."""
+    """Load a parameter of a unit's filters in fp32, (1, BLOCK_C); DEFAULT if None."""
     if parameter is None:
         return tl.full([1, c.shape[0]], DEFAULT, tl.float32)
     else:
@@ -88,7 +88,10 @@ def block_offsets(
     n, c0, p0, C, P, sn, sc, sp,
     EVEN_BLOCKS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Return offsets and mask of BLOCK_P positions of a unit; only the corner may exceed int32."""
+    """Return offsets and mask of BLOCK_P positions of a unit.
+
+    Only the corner may exceed int32.
+    """
     i, j = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_C)
     corner = tl.cast(n, tl.int64) * sn + tl.cast(c0, tl.int64) * sc + tl.cast(p0, tl.int64) * sp
     inside = tl.full([BLOCK_P, BLOCK_C], True, tl.int1)  # a constant: the compiler drops it
@@ -144,7 +147,7 @@ def unpack_mask(byte, MASK_PACKING: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C
 
 @triton.jit
 def load_parameters(mean, gamma, beta, lam, n, c, C, SAVED: tl.constexpr):
-    """Load gamma, beta and lambda m if u is recomputed from z; otherwise they are not used."""
+    """Load gamma, beta and lambda m if u is recomputed from z; else they are unused."""
     if SAVED == "input":
         m = tl.load(mean + n * C + c, mask=c < C, other=0.0)[None, :]
         gain, bias = load_per_filter(gamma, c, C, 1.0), load_per_filter(beta, c, C, 0.0)
@@ -169,7 +172,10 @@ def act_gradient(
     ACT: tl.constexpr, SAVED: tl.constexpr, MASK_PACKING: tl.constexpr, EVEN_BLOCKS: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Return h = g act'(u) of a block, and z - lambda m if z is saved (otherwise h, not used)."""
+    """Return h = g act'(u) of a block, and z - lambda m if z is saved.
+
+    Otherwise the second result is h, and not used.
+    """
     up = load_block(g, n, c0, p0, C, P, sn, sc, sp, EVEN_BLOCKS, BLOCK_P, BLOCK_C)
     if SAVED == "input":
         z = load_block(saved, n, c0, p0, C, P, sn, sc, sp, EVEN_BLOCKS, BLOCK_P, BLOCK_C)
@@ -209,7 +215,7 @@ def add_up_parts(at, parts, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr):
 
 @triton.jit
 def store_single_sample_grad(dlam, gamma, mean, s, c, C):
-    """Write dlam for a batch of one sample, where sum_h and sum_hz are dbeta and dgamma."""
+    """Write dlam for a batch of one sample: sum_h and sum_hz are dbeta and dgamma."""
     if dlam is not None:
         m = tl.load(mean + c, mask=c < C, other=0.0)
         gain = tl.sum(load_per_filter(gamma, c, C, 1.0), 0)
@@ -271,7 +277,7 @@ def agc_filters_kernel(
     sum_h, sum_hz, mean, gamma, dgamma, dbeta, dlam, N, C,
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add up the sums of all samples to the gradients of the parameters of each filter."""
+    """Add up the sums of all samples to the gradients of each filter's parameters."""
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     s = tl.arange(0, BLOCK_N)
     db = tl.zeros([BLOCK_N, BLOCK_C], tl.float32)
@@ -388,7 +394,7 @@ def sum_launches(
 def window_mean_launch(
     operands: ConvOperands, map_sums: Tensor, block_f: int
 ) -> tuple[Tensor, Launch]:
-    """Return the partial sums of a convolution's output and the launch that computes them.
+    """Return a convolution's partial output sums and the launch that computes them.
 
     Args:
         map_sums: Partial sums of the maps of operands.x.
@@ -433,7 +439,7 @@ def filter_gradient_launches(
     dbeta: Tensor,
     dlam: Tensor,
 ) -> list[Launch]:
-    """Return the launch that adds up the sums per map over samples; none for a single sample."""
+    """Return the launch that adds up map sums over samples; none for a single sample."""
     n, c = mean.shape
     if n == 1:
         return []

@@ -1,4 +1,4 @@
-"""The gain in the weights in Triton: V = gamma W (op scale_filters), and its backward.
+"""The gain in the weights in Triton: V = gamma W (op scale_filters) and backward.
 
     dW = gamma dV        dgamma = <W, dV> over each filter
 
@@ -37,7 +37,7 @@ _SMALLEST_SQUARE = tl.constexpr(SMALLEST_SQUARE)
 
 
 class MapGradients(NamedTuple):
-    """Sums of h per map, (N, C), the means, and the gradients of the filters to make of them."""
+    """Sums of h per map, (N, C), means, and the filters' gradients to make of them."""
 
     sum_h: Tensor
     mean: Tensor
@@ -67,7 +67,7 @@ def _filter_mean(weight, row, length, BLOCK: tl.constexpr):
 def filter_factor(
     weight, gain, row, length, NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return the mean of a filter, 0 unless CENTERED, and the factor that makes V of the rest.
+    """Return a filter's mean (0 unless CENTERED) and the factor from the rest to V.
 
     A gain of None is 1.
     """
@@ -110,7 +110,7 @@ def _scale_backward(
     weight, gain, dscaled, dweight, dgain, sum_h, mean, dbeta, dlam, length, N,
     NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write dW and dgamma of a filter and, if the sums of its maps are given, dbeta and dlam."""
+    """Write dW and dgamma of a filter and, given the sums of its maps, dbeta, dlam."""
     row = tl.program_id(0)
     if sum_h is not None:
         db = tl.zeros([BLOCK_N], tl.float32)

@@ -76,7 +76,7 @@ def _recorded(compiled: Any, grid: tuple[int, int, int], ordered: list[Any]) -> 
 
 
 def kernel_handle(compiled: Any) -> KernelHandle | None:
-    """Return the launch parameters of a compiled kernel, or None if it is not a plain launch.
+    """Return a compiled kernel's launch parameters, or None if it is no plain launch.
 
     Kernels with clusters, cooperative grids, dependent launches, scratch memory or tensor
     descriptors need Triton's own launcher.

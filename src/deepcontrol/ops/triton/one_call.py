@@ -1,4 +1,4 @@
-"""A neuron of a single sample as one convolution call: its bias, known before it runs.
+"""A single sample's neuron as one convolution call: the bias is known before it.
 
     y = relu( conv(x, V) + beta - lambda m )      V = gamma W,   m = V . S / P
 
@@ -40,7 +40,7 @@ def input_sums_kernel(
     FLAT: tl.constexpr, EVEN_BLOCKS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write partial sums of x, then the sums of the top, bottom, left and right border."""
+    """Write partial sums of x, then sums of its top, bottom, left and right border."""
     part, c0 = tl.program_id(0) // groups, tl.program_id(0) % groups * BLOCK_C
     i, c = tl.arange(0, BLOCK_P), c0 + tl.arange(0, BLOCK_C)
     total = tl.zeros([ROWS, BLOCK_C], tl.float32)
@@ -160,7 +160,7 @@ class Window(NamedTuple):
 def input_sums(
     x: Tensor, window: Window, borders: bool, with_mask: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the sums of x (1, C, H, W), (parts + 4 or 0, C), and the ReLU mask of x or None.
+    """Return sums (parts + 4 or 0, C) of x (1, C, H, W), and its ReLU mask or None.
 
     Args:
         window: The positions to sum.
@@ -203,7 +203,7 @@ def scale_with_mean(
     dtype: torch.dtype,
     filter_norm: FilterNorm | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return V in the layout of W, the means (1, F) and the bias beta - lambda m of the maps.
+    """Return V in W's layout, and means (1, F) and bias beta - lambda m of the maps.
 
     Args:
         weight: Filters W (F, C, 3, 3) of a convolution with padding 1, or (F, C, 1, 1).

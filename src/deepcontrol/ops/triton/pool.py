@@ -32,7 +32,10 @@ TILE = 1024  # windows: eight per thread of four warps, 16 bytes of a half type
 
 @triton.jit
 def _row_offset(row, size1, size2, stride0, stride1, stride2, ALIGN: tl.constexpr):
-    """Return the int64 offset of a row = (., of size1, of size2); maps may exceed 2^31 elements."""
+    """Return the int64 offset of a row = (., of size1, of size2).
+
+    Maps may exceed 2^31 elements.
+    """
     rest = row // size2
     offset = (rest // size1).to(tl.int64) * stride0 + (rest % size1).to(tl.int64) * stride1
     return (offset + (row % size2).to(tl.int64) * stride2) * ALIGN
@@ -98,7 +101,7 @@ def place_kernel(
     CHANNELS_LAST: tl.constexpr,
     ALIGN: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
-    """Write each value at its index, and zeros elsewhere, over the windows that cover the map."""
+    """Write each value at its index, else zeros, over windows that cover the map."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.program_id(1) * INNER + tl.arange(0, INNER)
     inside = (row < rows)[:, None] & (i < inner * ALIGN)[None, :]
@@ -154,7 +157,10 @@ def pick(x: Tensor, index: Tensor, channels_last: bool, traced: bool = False) ->
 def place(
     values: Tensor, index: Tensor, size: Sequence[int], channels_last: bool, traced: bool = False
 ) -> Tensor:
-    """Return values at index in zeros (N, C, *size); writes every element, the odd edge too."""
+    """Return values at index in zeros (N, C, *size).
+
+    Writes every element, the odd edge too.
+    """
     n, c = index.shape[:2]
     height, width = size
     placed = empty_maps(values, (n, c, height, width), values.dtype, channels_last)
@@ -181,10 +187,11 @@ def empty_maps(
 
 
 def _alignment(channels_last: bool, channels: int, *maps: Tensor) -> int:
-    """Return 8 if every pixel starts at a multiple of 8 elements and its channels follow, else 1.
+    """Return 8 if every pixel starts at a multiple of 8 elements, else 1.
 
-    Triton detects by itself that a stride is a multiple of 16, but not of 8. So strides are passed
-    divided by this number and multiplied again in the kernel, which proves 16-byte accesses.
+    The channels of a pixel must also follow each other. Triton detects by itself that a stride is a
+    multiple of 16, but not of 8. So strides are passed divided by this number and multiplied again
+    in the kernel, which proves 16-byte accesses.
     """
     if not channels_last or channels % 8:
         return 1
@@ -195,7 +202,7 @@ def _alignment(channels_last: bool, channels: int, *maps: Tensor) -> int:
 def _tiling(
     shape: Sequence[int], channels_last: bool, align: int
 ) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """Return the grid over windows of shape (N, C, h, w) and the kernel arguments for it."""
+    """Return the grid over windows of shape (N, C, h, w), and the kernel arguments."""
     n, c, h, w = shape
     sizes = (n, h, w, c) if channels_last else (n, c, h, w)
     rows, inner = sizes[0] * sizes[1] * sizes[2], sizes[3]
@@ -217,7 +224,10 @@ def _tiling(
 def _strides(
     name: str, a: Tensor, channels_last: bool, align: int, window: int = 1
 ) -> dict[str, Any]:
-    """Return the strides of a between windows, and within them if window is 2, as arguments."""
+    """Return the strides of a between windows, and within them if window is 2.
+
+    The result has the kernel's arguments by name.
+    """
     sample, channel, down, right = a.stride()
     i, j = window * down, window * right
     strides = (sample, i, j, channel) if channels_last else (sample, channel, i, j)

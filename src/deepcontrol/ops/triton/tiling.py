@@ -68,7 +68,10 @@ def choose_tiling(
     stores_sums: bool = False,
     mean_known: bool = False,
 ) -> Tiling:
-    """Choose the tiling of N x C maps of P positions; for the last three see TiledMaps."""
+    """Choose the tiling of N x C maps of P positions.
+
+    For the last three arguments see TiledMaps.
+    """
     if held > 0 and p * held <= MAX_SINGLE_PASS:
         return _single_pass_tiling(n, c, p, multiprocessors, held)
     block = 2 * BLOCK if p >= LONG and not (stores_sums or mean_known) else BLOCK
@@ -121,7 +124,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 class TiledMaps:
-    """Maps of one shape and layout, tiled: counts, grids and the arguments of the kernels.
+    """Tiled maps of one shape and layout: counts, grids and the kernels' arguments.
 
     Args:
         maps: A tensor (N, C, *) of that shape and layout.
@@ -194,7 +197,10 @@ class TiledMaps:
 
 
 def tile_maps(maps: Tensor, traced: bool, *options: Any) -> TiledMaps:
-    """Return the TiledMaps of maps from the cache; `options` follow `device` in its arguments."""
+    """Return the TiledMaps of maps from the cache.
+
+    `options` are the arguments of TiledMaps after `device`.
+    """
     if traced:  # symbolic sizes belong to one trace
         return TiledMaps(maps, maps.device, *options)
     return shape_cache(_tile_maps, maps.shape, maps.stride(), maps.device, *options)

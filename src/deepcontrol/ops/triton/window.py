@@ -1,4 +1,4 @@
-"""Eq. 1 with a sliding-window mean as Triton kernels: one pass over the maps per dimension.
+"""Eq. 1 with a sliding-window mean in Triton: one pass over maps per dimension.
 
     forward     t = window means of z along the last dimension, ..., then along the first one:
                 y = act( gamma * (z - lambda * b) + beta )
@@ -117,7 +117,7 @@ def running_window_kernel(
     FIRST: tl.constexpr, LAST: tl.constexpr, ADJOINT: tl.constexpr, BLOCK_L: tl.constexpr,
     BLOCK_I: tl.constexpr,
 ):  # fmt: skip
-    """Write window means or their adjoint along one dimension; if LAST, y or dz instead.
+    """Write window means or their adjoint along a dimension; y or dz if LAST.
 
     x: The terms, from the maps or from the pass before.
     maps: z, for y and for the sums; None in a backward that needs no sums with z.
@@ -212,7 +212,10 @@ def forward(
     training: bool,
     segments: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return y and the ReLU mask, which is None unless `training` and in channels_last."""
+    """Return y and the ReLU mask.
+
+    The mask is None unless `training` and in channels_last.
+    """
     z, last = _dense(z)
     y = torch.empty_like(z)
     mask = empty_relu_mask(z, activation) if training and last else None
