@@ -56,7 +56,10 @@ class _AGC(FxLeaf, HasNoise, nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set gamma = 1, beta = 0, lambda = 1. Deep networks do not train from lambda = 0."""
+        """Set gamma = 1, beta = 0, lambda = 1.
+
+        Deep networks do not train from lambda = 0.
+        """
         for parameter, start in ((self.weight, 1.0), (self.bias, 0.0), (self.mean_scale, 1.0)):
             if parameter is not None:
                 nn.init.constant_(parameter, start)
@@ -148,6 +151,9 @@ class AGC1d(_AGC):
     Like BatchNorm1d it also accepts (N, C). A map then has one position, so lambda = 1 leaves only
     the bias: after a linear layer use AGCLinear, or start at lambda = 0.
 
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), Eq. 1.
+
     >>> AGC1d(8)(torch.randn(1, 8, 16)).shape
     torch.Size([1, 8, 16])
     """
@@ -197,6 +203,9 @@ class AGC3d(_AGC):
     """AGC (automatic gain control) over (N, C, D, H, W), replacing BatchNorm3d.
 
     See AGC2d.
+
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), Eq. 1.
 
     >>> AGC3d(8)(torch.randn(1, 8, 4, 6, 6)).shape
     torch.Size([1, 8, 4, 6, 6])

@@ -1,4 +1,7 @@
-"""The paper's neuron: convolution, AGC (automatic gain control) and activation in one layer."""
+"""The paper's neuron in one layer: convolution, AGC and activation.
+
+AGC is automatic gain control.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -58,7 +61,7 @@ _SETTINGS = (
 
 
 class FlexiblePadding:
-    """Mixin for "same" padding with a stride, and for a padding of its own on each side.
+    """Mixin for "same" padding with a stride, and for different padding on each side.
 
     torch has neither. "same" pads with zeros so that the output has ceil(size / stride) positions,
     the odd zero at the end, as in TensorFlow. List the mixin before the nn.Module base.
@@ -154,7 +157,7 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
         self.noise = noise
 
     def reset_parameters(self) -> None:
-        """Initialize the filters with He fan-in, gain to 1, bias to 0 and mean_scale to its start.
+        """Initialize filters with He fan-in, gain to 1, bias to 0, and mean_scale.
 
         mean_scale starts at 1, or at 0.5 with weight_standardization.
 
@@ -259,7 +262,7 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
         )  # fmt: skip
 
     def _forward_unfused(self, input: Tensor) -> Any:
-        """Run the ops one after the other: for torch.compile, export, torch.func and tiles."""
+        """Run the ops one by one: for torch.compile, export, torch.func and tiles."""
         check_input(self, input)
         has_batch = input.dim() == self.weight.dim()
         if self.pools and not has_batch:
@@ -377,7 +380,7 @@ def split_padding(
 
 
 def padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Pad x as far as torch.convolution cannot; return it and the zero padding that remains."""
+    """Pad x as far as torch.convolution cannot; return x and the zero padding left."""
     pad, geometry = split_padding(conv, x.shape[2:])
     return x if pad is None else nn.functional.pad(x, *pad), tuple(geometry.padding)
 
@@ -402,7 +405,7 @@ def same_padding(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Return the "same" padding on both sides of each dimension, the last dimension first."""
+    """Return "same" padding on both sides of each dimension, the last one first."""
     both_sides = []
     geometry = zip(sizes, kernel_size, stride, dilation, strict=True)
     for size, kernel, step, spacing in reversed(list(geometry)):
@@ -414,6 +417,9 @@ def same_padding(
 
 class AGCConv1d(_AGCConv, nn.Conv1d):
     """The neuron with AGC (automatic gain control) over (N, C, L): see AGCConv2d.
+
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), Eq. 1.
 
     >>> AGCConv1d(3, 8, kernel_size=3)(torch.randn(1, 3, 16)).shape
     torch.Size([1, 8, 14])
@@ -515,6 +521,9 @@ class AGCConv3d(_AGCConv, nn.Conv3d):
     """The neuron with AGC (automatic gain control) over (N, C, D, H, W).
 
     See AGCConv2d.
+
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), Eq. 1.
 
     >>> AGCConv3d(3, 8, kernel_size=3)(torch.randn(1, 3, 6, 8, 8)).shape
     torch.Size([1, 8, 4, 6, 6])

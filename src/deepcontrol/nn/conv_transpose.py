@@ -1,4 +1,4 @@
-"""The neuron with a transposed convolution, for the upsampling stages of decoders."""
+"""The neuron with a transposed convolution, for upsampling in decoders."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -85,7 +85,7 @@ class _AGCConvTranspose(_AGCConv, _ConvTransposeNd):
 def padding_of_output(
     conv: _ConvTransposeNd, input: Tensor, output_size: Sequence[int] | None
 ) -> list[int]:
-    """Return the output_padding that leads to an output_size, or that of the layer if it is None.
+    """Return the output_padding for an output_size; the layer's if it is None.
 
     Raises:
         ValueError: If the layer cannot produce an output of that size.
@@ -96,7 +96,9 @@ def padding_of_output(
 
 
 class AGCConvTranspose1d(_AGCConvTranspose, nn.ConvTranspose1d):
-    """The neuron with a transposed convolution over (N, C, L): see AGCConvTranspose2d.
+    """The neuron with a transposed convolution over (N, C, L).
+
+    See AGCConvTranspose2d.
 
     >>> AGCConvTranspose1d(8, 3, kernel_size=2, stride=2)(torch.randn(1, 8, 16)).shape
     torch.Size([1, 3, 32])
@@ -104,7 +106,7 @@ class AGCConvTranspose1d(_AGCConvTranspose, nn.ConvTranspose1d):
 
 
 class AGCConvTranspose2d(_AGCConvTranspose, nn.ConvTranspose2d):
-    """The neuron with a transposed convolution: it, AGC (automatic gain control) and activation.
+    """Neuron of transposed convolution, AGC (automatic gain control) and activation.
 
         z = conv_transpose(x, W)        y = act( gamma * (z - lambda * mean(z)) + beta )
 
@@ -142,7 +144,9 @@ class AGCConvTranspose2d(_AGCConvTranspose, nn.ConvTranspose2d):
 
 
 class AGCConvTranspose3d(_AGCConvTranspose, nn.ConvTranspose3d):
-    """The neuron with a transposed convolution over (N, C, D, H, W): see AGCConvTranspose2d.
+    """The neuron with a transposed convolution over (N, C, D, H, W).
+
+    See AGCConvTranspose2d.
 
     >>> AGCConvTranspose3d(8, 3, kernel_size=2, stride=2)(torch.randn(1, 8, 4, 4, 4)).shape
     torch.Size([1, 3, 8, 8, 8])

@@ -1,4 +1,4 @@
-"""GEMS, the gated effective minibatch size: divide each filter's gradient by its open points.
+"""GEMS, the gated effective minibatch size: divide gradients by open points.
 
 The loss is a mean over labeled pixels, so the gradient of a filter is a sum over the P positions of
 its map in the minibatch, divided by a number that is the same for every filter:
@@ -33,7 +33,7 @@ PARAMETERS = ("weight", "gain", "bias", "mean_scale")
 
 
 class GEMS:
-    """Divide each filter's gradient by the number of its open points instead of by all points.
+    """Divide each filter's gradient by its number of open points, not by all points.
 
     It counts the open ReLUs of every AGCConv1d/2d/3d and AGCLinear with activation="relu" in the
     forward, and multiplies the gradients of filter c by min(points / open points, cap) when
@@ -60,6 +60,9 @@ class GEMS:
     Raises:
         ValueError: If no layer of the model can be counted, or if parameters are sharded (FSDP) or
             parametrized.
+
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), section 1.
 
     >>> from deepcontrol import AGCConv2d
     >>> model = AGCConv2d(3, 8, 3)
@@ -142,7 +145,7 @@ class GEMS:
 
     @torch.no_grad()
     def factors(self) -> tuple[Tensor, ...]:
-        """Return the factors (C,) of each layer for the counts so far; 1 without a forward."""
+        """Return each layer's factors (C,) for the counts so far; 1 without a forward."""
         counts = self._counts
         if _is_distributed():
             counts = counts.clone()

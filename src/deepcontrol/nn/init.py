@@ -1,4 +1,4 @@
-"""Initialize whole networks: He fan-in and identity (the paper's), and unit variance."""
+"""Initialize networks: He fan-in and identity (the paper's), and unit variance."""
 
 import math
 from collections.abc import Iterable
@@ -191,7 +191,7 @@ def scale_to_unit_(model: nn.Module, example: Any, outputs: Iterable[nn.Module] 
 
 
 def is_agc_over_maps(module: nn.Module) -> bool:
-    """Return whether a module is AGC1d/2d/3d, AGCConv1d/2d/3d or AGCConvTranspose1d/2d/3d."""
+    """Return whether a module is AGC, AGCConv or AGCConvTranspose (1d, 2d or 3d)."""
     # By attribute, not by class: conv.py imports this module.
     return hasattr(module, "shared_means")
 
@@ -287,7 +287,7 @@ def set_filters_(layer: Any, filters: Tensor) -> Tensor:
 
 
 def reset_all_but_filters_(layer: nn.Module) -> None:
-    """Set bias, gain and mean_scale to their starts (0, 1, 1), for those that the layer has."""
+    """Set bias, gain and mean_scale to 0, 1 and 1, if the layer has them."""
     start_mean_scale = getattr(layer, "start_mean_scale", 1.0)
     for name, start in (("bias", 0.0), ("gain", 1.0), ("mean_scale", start_mean_scale)):
         parameter = getattr(layer, name, None)

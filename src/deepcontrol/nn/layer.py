@@ -1,4 +1,4 @@
-"""Behavior that the AGC layers share: torch.fx leaves, BatchNorm fusion, loading, 1x1 maps."""
+"""Behavior that AGC layers share: fx leaves, BatchNorm fusion, loading, 1x1 maps."""
 
 import sys
 import warnings
@@ -94,7 +94,7 @@ class LoadHint:
 
 
 def is_plain(layer: Any) -> bool:
-    """Return whether an AGC layer now subtracts the mean and adds no noise: the fused paths."""
+    """Return whether a layer now subtracts the mean without noise: the fused paths."""
     return layer.background == "mean" and not (layer.is_noisy and layer.training)
 
 
@@ -115,7 +115,7 @@ def require_mean(model: nn.Module, name: str) -> None:
 
 
 def extras_repr(layer: Any) -> str:
-    """Return background and noise of an AGC layer for its repr, unless they are the defaults."""
+    """Return a layer's background and noise for its repr, unless they are defaults."""
     background = layer.background
     shown = "" if background == "mean" else f", background={background!r}"
     return shown + (f", noise={layer.noise:g}" if layer.noise else "")

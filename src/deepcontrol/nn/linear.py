@@ -44,6 +44,9 @@ class AGCLinear(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, nn.Linear):
         gain: gamma, (out_features,), starts at 1.
         mean_scale: lambda, (out_features,), starts at 1.
 
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), Eq. 1, which it defines for convolutions.
+
     >>> AGCLinear(8, 4)(torch.randn(1, 8)).shape
     torch.Size([1, 4])
     """

@@ -9,7 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 
 
 def saved_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
-    """Return the bytes that autograd saves for the backward of model(*inputs, **keywords).
+    """Return the bytes autograd saves for backward of model(*inputs, **keywords).
 
     Parameters and buffers of the model are not counted. Each storage is counted once, even if
     several layers save it: an output that is also the next layer's input adds nothing. Meta tensors
@@ -34,7 +34,7 @@ def saved_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 def saved_bytes_by_layer(
     model: nn.Module, layers: Iterable[nn.Module], *inputs: Any, **keywords: Any
 ) -> tuple[int, dict[nn.Module, int]]:
-    """Return the saved bytes of a model, and those that each of some layers saves alone.
+    """Return the saved bytes of a model, and those that each layer saves alone.
 
     A tensor that another layer saves too would be kept without the layer, so it does not count for
     it. Neither does the input of a convolution, which every convolution saves.

@@ -75,6 +75,9 @@ class DeepNoise(nn.Module):
     Shape:
         (N, C, *) -> the same. Features (N, C) count as one map per sample.
 
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), section 1.
+
     >>> layer, x = DeepNoise(0.1), torch.randn(1, 8, 4, 4)
     >>> torch.equal(layer(x), x), torch.equal(layer.eval()(x), x)
     (False, True)
@@ -94,7 +97,10 @@ class DeepNoise(nn.Module):
 
 
 def check_noise(noise: float) -> float:
-    """Return a relative standard deviation; raise ValueError if it is negative or not finite."""
+    """Return `noise`; raise ValueError if it is negative or not finite.
+
+    It is a relative standard deviation.
+    """
     if not 0 <= noise < float("inf"):
         raise ValueError(f"noise must be a finite number of at least 0, got {noise}")
     return float(noise)

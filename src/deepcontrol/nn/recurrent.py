@@ -123,6 +123,9 @@ class AGCConvGRU2d(nn.Module):
         x (T, N, in_channels, H, W) and h (N, hidden_channels, H, W) or None for zeros
         -> outputs (T, N, hidden_channels, H, W) and the last state (N, hidden_channels, H, W).
 
+    Reference:
+        Ruff, "Deep Control" (see CITATION.cff), Eq. 1, and section 1 on recurrence.
+
     >>> gru = AGCConvGRU2d(3, 8, kernel_size=3)
     >>> outputs, state = gru(torch.randn(5, 2, 3, 16, 16))
     >>> outputs.shape, torch.equal(outputs[-1], state)

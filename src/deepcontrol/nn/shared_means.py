@@ -1,4 +1,4 @@
-"""Share one mean between all tiles of an image, for tiled inference without seams.
+"""Share one mean between all tiles of an image: tiled inference without seams.
 
 AGC (automatic gain control) subtracts the mean of a map, and the mean of a tile differs from the
 mean of its image: tiles that are processed independently show seams. SharedMeans gives the layers
