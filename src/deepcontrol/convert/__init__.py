@@ -1,4 +1,4 @@
-"""Convert models from BatchNorm to AGC (automatic gain control), check and fold them."""
+"""Convert BatchNorm models to AGC (automatic gain control), check and fold them."""
 
 from .calibrate import calibrate, reestimate_statistics
 from .fold import fold

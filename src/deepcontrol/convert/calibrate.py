@@ -129,7 +129,7 @@ class _Average:
 
 
 def _with_constant_mean(module: nn.Module, mean: Tensor) -> nn.Module:
-    """Return torch's own layer for a folded convolution or AGC layer, given its mean (C,)."""
+    """Return torch's own layer for a folded convolution or AGC, given its mean (C,)."""
     if isinstance(module, _FoldedConv):
         bias = module.bias - module.mean_scale * mean
         return plain_conv(module, bias.to(module.bias.dtype))
@@ -146,7 +146,7 @@ def _with_constant_mean(module: nn.Module, mean: Tensor) -> nn.Module:
 
 @torch.no_grad()
 def reestimate_statistics(model: nn.Module, data: Iterable[Any]) -> nn.Module:
-    """Replace the running statistics of all BatchNorms by averages over data, in place.
+    """Replace all BatchNorms' running statistics by averages over data, in place.
 
     Use it before to_agc(model, init="bn") if the new images differ from those that the model was
     trained on; to_agc(model, init="bn", data=data) does both. Weights do not change. Each batch has

@@ -1,4 +1,4 @@
-"""Carry out the conversion of a model: plan, verify, choose initial parameters, build layers."""
+"""Convert a model: plan, verify, choose initial parameters, build layers."""
 
 import warnings
 from collections import Counter
@@ -175,7 +175,10 @@ class Conversion:
         return sites
 
     def _keep_observed(self, site: Site) -> None:
-        """Do not fuse across the end of a module with hooks: they would see another output."""
+        """Do not fuse across the end of a module with hooks.
+
+        Its hooks would see another output.
+        """
         parts = [f"{name}." for module, name in self.names.items() if name and has_hooks(module)]
         for part in parts:
             inside = site.name.startswith(part)
@@ -285,7 +288,7 @@ class Conversion:
         }
 
     def _start(self, site: Site) -> tuple[AGCParameters, list[str]]:
-        """Return the initial parameters of the AGC layer, and notes on them for the report."""
+        """Return the AGC layer's initial parameters, and notes on them for the report."""
         norm, lam, notes = site.norm, self.lambdas[site.norm], []
         single = self._single_position(norm)
         if single and lam == 0:
@@ -327,7 +330,7 @@ class Conversion:
         )
 
     def tie(self) -> list[str]:
-        """Tie the gains and biases of BatchNorms that share theirs; return those that differ."""
+        """Tie gains and biases of BatchNorms that share theirs; return those that differ."""
         untied = []
         for name in ("weight", "bias"):
             groups: dict[nn.Parameter, list[nn.Module]] = {}
@@ -379,7 +382,7 @@ class Conversion:
         ]
 
     def constant(self) -> tuple[str, ...]:
-        """Return the names of the BatchNorms that constant features would be computed from."""
+        """Name the BatchNorms that constant features would be computed from."""
         if keeps_function(self.init):
             return ()
         return tuple(name for name, norm in self.norms.items() if norm in self.pooled)
@@ -395,7 +398,7 @@ class Conversion:
     def initialize(
         self, model: nn.Module, generator: torch.Generator | None
     ) -> tuple[tuple[str, float], ...]:
-        """Change the parameters of the model itself; return the layers scaled for an addition."""
+        """Change the model's own parameters; return the layers scaled for an addition."""
         for source, scale in self.filter_scales.items():
             scale_filters_(source, scale)
         scaled = []
@@ -456,7 +459,7 @@ def _is_frozen(weight: Any) -> bool:
 
 @torch.no_grad()
 def _scale_(layer: nn.Module, factor: float) -> bool:
-    """Scale the gamma of a layer, or its filters if it has none; return whether it has either."""
+    """Scale a layer's gamma, else its filters; return whether it has either."""
     gain = getattr(layer, "weight" if isinstance(layer, _AGC) else "gain", None)
     if gain is not None:
         gain.mul_(factor)

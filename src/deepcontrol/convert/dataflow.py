@@ -1,4 +1,4 @@
-"""Find which module consumes the output of which: the condition for fusing two modules.
+"""Find which module consumes which output: the condition for fusing two modules.
 
 torch.fx traces the model's Python code, in training and in eval mode, and with optional arguments
 omitted, given, and given one at a time. If the code branches on its input (on its shape, to pad
@@ -121,7 +121,7 @@ def is_plain_sequential(module: nn.Module) -> bool:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Return whether a module counts as one step of the dataflow: those of torch.nn do."""
+    """Return whether a module is one step of the dataflow, as those of torch.nn are."""
     own = isinstance(module, _LEAVES)
     return own or fx.Tracer().is_leaf_module(module, "")
 
@@ -197,7 +197,7 @@ class _PathTracer(fx.Tracer):
 
 
 class _ExampleTracer(_PathTracer):
-    """Run each node of the graph on an example: code may ask for lengths, and iterate."""
+    """Run each node on an example: code may ask for lengths, and iterate."""
 
     def __init__(self, branches: tuple[bool, ...], inputs: Mapping[str, Any]) -> None:
         super().__init__(branches)
@@ -266,7 +266,7 @@ def _untraced() -> Iterator[None]:
 
 
 def _trace_fx(root: nn.Module, trace: Callable[[], Iterable[fx.Graph]]) -> Dataflow:
-    """Return the dataflow over all paths through root's code; empty if one cannot be traced."""
+    """Return the dataflow over all code paths; empty if one cannot be traced."""
     flow = Dataflow()
     if "forward" in vars(root):  # torch.fx would trace the forward of the class instead
         return flow
@@ -294,7 +294,7 @@ def _trace_fx(root: nn.Module, trace: Callable[[], Iterable[fx.Graph]]) -> Dataf
 
 
 def _path_graphs(root: nn.Module) -> Iterator[fx.Graph]:
-    """Yield the graph of every path through root's code; raise if a path cannot be traced."""
+    """Yield the graph of every path through the code; raise if one cannot be traced."""
     omitted = _optional_arguments(root)
     everything: list[dict[str, Any]] = [{}, omitted] if omitted else [{}]
     alone = [{k: v for k, v in omitted.items() if k != name} for name in omitted]
@@ -410,7 +410,7 @@ def _sole(endpoints: set[Endpoint]) -> nn.Module | None:
 def _called_only_inside(
     model: nn.Module, parts: Mapping[nn.Module, nn.Module], example: Any
 ) -> set[nn.Module]:
-    """Return the modules that the example calls, and only while their part of the model runs."""
+    """Return the modules that the example calls only while their part runs."""
     copied = copy_model(model, share_parameters=True)
     original = copied.original()
     running: Counter[nn.Module] = Counter()

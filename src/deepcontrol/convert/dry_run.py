@@ -1,8 +1,8 @@
-"""Run a copy of a model on an example, and record the run. The model itself does not change.
+"""Run a copy of a model on an example, and record the run.
 
-copy.deepcopy is not enough for that. It fails as a whole if one attribute cannot be copied (a lock,
-a file, a tensor of an autograd graph), and it shares functions, whose closures then still refer to
-the modules of the original.
+The model itself does not change. copy.deepcopy is not enough for that. It fails as a whole if one
+attribute cannot be copied (a lock, a file, a tensor of an autograd graph), and it shares functions,
+whose closures then still refer to the modules of the original.
 """
 
 import contextlib
@@ -174,7 +174,7 @@ class _Copier:
         return copied
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
-        """Return a function that refers to the copies, or the same one if it refers to none."""
+        """Return a function that refers to the copies, or the same if it refers to none."""
         if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
             return function
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
@@ -406,7 +406,7 @@ def _samples(value: Any) -> list[Tensor]:
 
 
 def _close(a: list[Tensor], b: list[Tensor], tolerance: float) -> bool:
-    """Return whether all samples are the same up to a tolerance, relative to the largest value."""
+    """Return whether all samples agree within a tolerance times the largest value."""
     if len(a) != len(b):
         return False
     for x, y in zip(a, b, strict=True):

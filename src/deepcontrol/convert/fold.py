@@ -1,4 +1,4 @@
-"""Fold an AGC model for inference: convolutions with a bias computed from their input.
+"""Fold AGC for inference: convolutions with a bias computed from their input.
 
     y = act( conv(x, V) + beta - lambda * m )          V = gamma W, m = mean of conv(x, V)
 
@@ -124,7 +124,7 @@ def fold(model: nn.Module) -> nn.Module:
 
 
 def _fuse_agc_layers(model: nn.Module) -> dict[nn.Module, nn.Module]:
-    """Return an AGCConv for each convolution that feeds an AGC layer and nothing else."""
+    """Return an AGCConv for each convolution that feeds only an AGC layer."""
     layers = [m for m in model.modules() if isinstance(m, _AGC) and not has_hooks(m)]
     flow = trace_dataflow(model, layers)
     replacements: dict[nn.Module, nn.Module] = {}
@@ -342,7 +342,7 @@ class _WithOutputSize(nn.Sequential):
 
 
 class _Pad(FxLeaf, nn.Module):
-    """The padding of a neuron as a layer, for those that torch's convolution does not have."""
+    """The padding of a neuron as a layer, if torch's convolution does not have it."""
 
     def __init__(self, conv: _FoldedConv) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ class _MaxPool2x2(FxLeaf, nn.Module):
 
 
 def _activation_layers(name: ActivationName) -> list[nn.Module]:
-    """Return an activation as a list of torch's layers, in-place if possible; empty for "none"."""
+    """Return an activation as torch's layers, in-place if possible; [] for "none"."""
     make: dict[str, Callable[[], nn.Module]] = {
         "relu": lambda: nn.ReLU(inplace=True),
         "leaky_relu": lambda: nn.LeakyReLU(LEAKY_SLOPE, inplace=True),
@@ -460,7 +460,7 @@ def transposed_window_means(
 
 
 def _sums_without_borders(x: Tensor, dim: int, heads: list[int], tails: list[int]) -> Tensor:
-    """Sum over dim without the first `head` and last `tail` positions, for each kernel tap."""
+    """Sum over dim without `head` first and `tail` last positions, per kernel tap."""
     dtype = accumulate_dtype(x.dtype)
     before = (slice(None),) * dim
     everything = x.sum(dim, keepdim=True, dtype=dtype)
@@ -476,7 +476,7 @@ def _sums_without_borders(x: Tensor, dim: int, heads: list[int], tails: list[int
 
 
 def _masked_sums(x: Tensor, dim: int, geometry: tuple[int, ...], fits: int) -> Tensor:
-    """Sum over dim the positions that each kernel tap covers, by a product with a 0/1 mask."""
+    """Sum over dim the positions that each tap covers, by a product with a 0/1 mask."""
     kernel, step, zeros, spacing = geometry
     position = torch.arange(x.shape[dim], device=x.device)
     first = torch.arange(kernel, device=x.device).unsqueeze(1) * spacing - zeros

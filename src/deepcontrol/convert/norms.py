@@ -1,4 +1,4 @@
-"""Find the norm layers of a model, select some of them, and check that they can be converted.
+"""Find and select a model's norms, and check that they can be converted.
 
 The passes of the conversion know BatchNorms only. An InstanceNorm, a GroupNorm or a frozen
 BatchNorm is planned and verified as a BatchNorm in its place (`stand_ins`): the dataflow around it
@@ -142,7 +142,7 @@ def find_norms(
 
 
 def is_frozen_class(module: nn.Module) -> bool:
-    """Return whether a module is a FrozenBatchNorm2d of torchvision, detectron2 or others."""
+    """Return whether a module is a FrozenBatchNorm2d (torchvision, detectron2, ...)."""
     return "FrozenBatchNorm" in type(module).__name__
 
 
@@ -175,7 +175,9 @@ def select_norms(
     where: Where | None,
     originals: Mapping[nn.Module, nn.Module] | None = None,
 ) -> set[nn.Module]:
-    """Return the norms that `where` selects: by function, name or glob, or a list of them.
+    """Return the norms that `where` selects.
+
+    `where` is a function, a name or glob, or a list of them.
 
     Args:
         norms: The norms by name.
@@ -254,7 +256,10 @@ def _has_varying_gain(norm: nn.Module) -> bool:
 
 
 def _is_trained(norm: _BatchNorm) -> bool:
-    """Return whether a BatchNorm has seen a batch, or has statistics from an old checkpoint."""
+    """Return whether a BatchNorm has seen a batch.
+
+    Statistics from an old checkpoint count too.
+    """
     count, mean, var = norm.num_batches_tracked, norm.running_mean, norm.running_var
     if mean is None or var is None or mean.is_meta:
         return False
@@ -262,7 +267,7 @@ def _is_trained(norm: _BatchNorm) -> bool:
 
 
 def refuse_frozen(layers: Mapping[str, nn.Module]) -> None:
-    """Raise ValueError if the initialization of these layers would overwrite frozen filters."""
+    """Raise ValueError if initializing these layers would overwrite frozen filters."""
     frozen = [
         name
         for name, layer in layers.items()
@@ -334,7 +339,7 @@ def trailing_layers(norm: nn.Module) -> list[nn.Module] | None:
 
 
 def batchnorms_of_frozen(model: nn.Module) -> dict[nn.Module, nn.Module]:
-    """Return an nn.BatchNorm2d with the same values for each FrozenBatchNorm2d of a model.
+    """Return an nn.BatchNorm2d of equal values for each FrozenBatchNorm2d of a model.
 
     Its parameters do not require gradients.
     """
@@ -353,7 +358,7 @@ def batchnorms_of_frozen(model: nn.Module) -> dict[nn.Module, nn.Module]:
 def stand_ins(
     model: nn.Module, kinds: Sequence[NormKind], where: Where | None
 ) -> dict[nn.Module, nn.Module]:
-    """Return a BatchNorm to plan with for each selected InstanceNorm and GroupNorm of a model.
+    """Return a BatchNorm to plan with for each selected InstanceNorm and GroupNorm.
 
     It shares gamma, beta and children. Norms that compute something else are left out.
     """
@@ -370,7 +375,10 @@ def stand_ins(
 
 
 def _stand_in(norm: Any, layers: list[nn.Module], like: Tensor) -> nn.Module:
-    """Return a BatchNorm with the parameters and children of an InstanceNorm or GroupNorm."""
+    """Return a BatchNorm with the parameters and children of a norm.
+
+    The norm is an InstanceNorm or GroupNorm.
+    """
     own = next((p for p in norm.parameters(recurse=False)), like)
     dims = spatial_dims(norm)
     # SyncBatchNorm accepts any number of dimensions, as GroupNorm does.
@@ -397,7 +405,7 @@ def _stand_in(norm: Any, layers: list[nn.Module], like: Tensor) -> nn.Module:
 
 @functools.cache
 def _stand_in_class(base: Any) -> Any:
-    """Return a subclass of a BatchNorm that checks its input and calls its children afterwards."""
+    """Return a BatchNorm subclass that checks its input and calls its children last."""
 
     class StandIn(base):
         def forward(self, input: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def scalable_source(norm: nn.Module, flow: Dataflow) -> _ConvNd | nn.Linear | No
 
 @torch.no_grad()
 def he_scale(layer: _ConvNd | nn.Linear) -> Tensor:
-    """Return the factor (C,) that brings the filters of each output channel to He's norm.
+    """Return the factor (C,) that brings each output channel's filters to He's norm.
 
     A channel whose filters are zero has a factor of 1.
     """
@@ -108,7 +108,7 @@ def he_scale(layer: _ConvNd | nn.Linear) -> Tensor:
 
 @torch.no_grad()
 def scale_filters_(layer: _ConvNd | nn.Linear, scale: Tensor) -> None:
-    """Multiply the filters of each output channel, and the bias, by scale (C,), in place."""
+    """Multiply the filters and bias of each output channel by scale (C,), in place."""
     weight = layer.weight
     channel = 1 if isinstance(layer, _TRANSPOSED) else 0
     shape = [-1 if d == channel else 1 for d in range(weight.dim())]
@@ -198,7 +198,7 @@ class Site:
         return [self.match.conv, self.norm, *([activation] if fused and activation else [])]
 
     def changed(self) -> list[nn.Module]:
-        """Return the modules whose values the plan changes: the filters of one may be scaled."""
+        """Return the modules whose values change: the filters of one may be scaled."""
         scaled = [self.source] if self.source is not None and self.scales() else []
         return [*self.modules(), *scaled]
 

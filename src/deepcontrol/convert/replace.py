@@ -1,4 +1,4 @@
-"""Build AGC layers and put them in the place of old ones, wherever a model refers to them.
+"""Build AGC layers and replace old ones by them, wherever a model refers to them.
 
 Libraries subclass nn.Conv2d to pad as TensorFlow does (timm's Conv2dSame, efficientnet_pytorch's
 Conv2dStaticSamePadding), or to accept empty batches. They are recognized by their results, not by
@@ -134,7 +134,7 @@ def conv_options(conv: _ConvNd) -> dict[str, Any]:
 
 
 def known_padding(conv: nn.Module) -> Padding | None:
-    """Return the padding that makes an AGCConv convolve as `conv` does; None if there is none.
+    """Return the padding with which an AGCConv convolves as `conv` does, or None.
 
     If the class of `conv` overrides forward, a small copy of it runs on inputs of several sizes, in
     training and in eval mode. Its outputs must equal those of a known padding followed by torch's

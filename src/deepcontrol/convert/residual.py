@@ -86,7 +86,7 @@ class Additions:
 
 
 def find_additions(model: nn.Module, flow: Dataflow, example: Any = None) -> Additions:
-    """Find the additions of a model and the initial gains that keep the variance of their sums.
+    """Find additions and the initial gains that keep the variance of their sums.
 
     A residual addition has one shortcut: an operand with at most one convolution, linear layer or
     norm and no activation since the operands parted. Its branches have more layers. The last layer
@@ -146,7 +146,7 @@ def _is_activated(values: "_Values", index: int) -> bool:
 
 @dataclass(frozen=True)
 class _Value:
-    """The result of a module or function: the operation and the indices of its inputs."""
+    """The result of a module or function: operation and indices of its inputs."""
 
     op: Op
     inputs: tuple[int, ...] = ()
@@ -154,7 +154,10 @@ class _Value:
 
 
 class _Values:
-    """All values of one run through the code, in order; sets of them are integers, a bit each."""
+    """All values of one run through the code, in order.
+
+    Sets of them are integers, one bit each.
+    """
 
     def __init__(self) -> None:
         self.all: list[_Value] = []
@@ -305,7 +308,7 @@ def _function_op(name: str, args: Any, inputs: list[int]) -> Op:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A sum of maps: the values that end the operands to scale, each a call of a layer."""
+    """A sum of maps: the values that end the operands to scale, each a layer call."""
 
     branch: bool
     operands: int
@@ -342,7 +345,7 @@ def _operands(values: _Values, index: int) -> Iterator[int]:
 
 
 def _branches(values: _Values, operands: list[int]) -> list[int]:
-    """Return the operands that are added to a shortcut, or an empty list without a shortcut."""
+    """Return the operands that are added to a shortcut, or [] without a shortcut."""
     common = -1
     for operand in operands:
         common &= values.ancestors[operand]
@@ -365,7 +368,10 @@ def _branches(values: _Values, operands: list[int]) -> list[int]:
 
 
 def _depth(values: _Values, path: list[int]) -> int:
-    """Return the largest number of layers in a row. A norm that no layer feeds counts as one."""
+    """Return the largest number of layers in a row.
+
+    A norm that no layer feeds counts as one.
+    """
     depth: dict[int, int] = {}
     for i in path:
         value = values.all[i]
@@ -376,7 +382,10 @@ def _depth(values: _Values, path: list[int]) -> int:
 
 
 def _is_nonlinear(value: _Value) -> bool:
-    """Return whether a value cannot be part of a shortcut: an activation, or some channels only."""
+    """Return whether a value cannot be part of a shortcut.
+
+    Activations cannot, nor can values with some channels only.
+    """
     inside = isinstance(value.module, _BatchNorm) and any(
         type(child) is not nn.Identity for child in value.module.children()
     )  # timm's BatchNormAct2d contains its activation
@@ -384,12 +393,18 @@ def _is_nonlinear(value: _Value) -> bool:
 
 
 def _is_enlarged(value: _Value) -> bool:
-    """Return whether a value has more positions than its input: a decoder, not a branch."""
+    """Return whether a value has more positions than its input.
+
+    It is then part of a decoder, not of a branch.
+    """
     return value.op == "resize" or isinstance(value.module, _ConvTransposeNd)
 
 
 def _step(values: _Values, index: int) -> int | None:
-    """Return the map that a value is computed from, or None at a layer or between several maps."""
+    """Return the map that a value is computed from, or None.
+
+    It is None at a layer or between several maps.
+    """
     value = values.all[index]
     if value.op in ("layer", "norm", "add", "concat"):
         return None
@@ -403,7 +418,7 @@ def _step(values: _Values, index: int) -> int | None:
 
 
 def _ends(values: _Values, index: int, total: int) -> list[tuple[int, nn.Module]] | None:
-    """Return the layers that compute an operand of a sum; None if one of them cannot be scaled."""
+    """Return the layers that compute an operand; None if one cannot be scaled."""
     while (step := _step(values, index)) is not None:
         index = step
     value = values.all[index]

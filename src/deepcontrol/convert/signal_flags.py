@@ -1,4 +1,4 @@
-"""Find faults in the signal propagation of a model: explosion, vanishing, dead layers and others.
+"""Find faults in a model's signal: explosion, vanishing, dead layers and others.
 
 The thresholds are set between healthy and broken networks at initialization, measured on random
 images. The gradient's energy is its sum of squares at a layer's output, so that maps of different
@@ -91,7 +91,10 @@ def _starts_at_zero(m: Measurement) -> bool:
 
 
 def _last_zero_start(found: Sequence[Measurement]) -> int:
-    """Return the last layer that starts at zero, or -1. No gradient reaches the layers before."""
+    """Return the last layer that starts at zero, or -1.
+
+    No gradient reaches the layers before it.
+    """
     return max((i for i, m in enumerate(found) if _starts_at_zero(m)), default=-1)
 
 

@@ -1,4 +1,4 @@
-"""Measure the signal and its gradient at every layer of a model, in one forward and backward run.
+"""Measure signal and gradient at every layer in one forward and backward run.
 
 Module hooks measure the layers. A TorchFunctionMode measures the functions that models call in
 place of modules: residual additions and functional activations. The model's code need not be
@@ -84,7 +84,7 @@ class Measurement:
 def measure(
     model: nn.Module, example: Any, loss: Callable[[Any], Tensor] | None
 ) -> list[Measurement]:
-    """Run a model forward and backward on an example; return one record per layer call.
+    """Run a model forward and backward; return one record per layer call.
 
     The model is left as it was: buffers, gradients, hooks and random number generators.
     """
@@ -215,7 +215,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def kind_of(module: nn.Module) -> Kind | None:
-    """Return the kind of a layer, or None for a module that is not reported by itself."""
+    """Return a layer's kind, or None for a module that is not reported by itself."""
     for kind, classes in _KINDS:
         if isinstance(module, classes):
             return kind
@@ -227,7 +227,10 @@ def kind_of(module: nn.Module) -> Kind | None:
 
 
 def _relu_of(module: nn.Module) -> Literal["relu", "leaky"] | None:
-    """Return the ReLU that a layer ends with, fused or as a child (timm's BatchNormAct2d)."""
+    """Return the ReLU that a layer ends with, fused or as a child.
+
+    timm's BatchNormAct2d has it as a child.
+    """
     activation = getattr(module, "activation", None)
     if isinstance(activation, str):
         return _relu_name(activation)
@@ -241,7 +244,7 @@ def _relu_name(name: str) -> Literal["relu", "leaky"] | None:
 
 
 def _adds_two_maps(args: tuple[Any, ...], result: Tensor) -> bool:
-    """Return whether an addition joins two branches; biases and embeddings do not count."""
+    """Return whether an addition joins two branches, not a bias or an embedding."""
     return len(args) == 2 and all(
         isinstance(a, Tensor)
         and not isinstance(a, nn.Parameter)
@@ -252,7 +255,7 @@ def _adds_two_maps(args: tuple[Any, ...], result: Tensor) -> bool:
 
 
 def _exact(x: Tensor) -> Tensor:
-    """Return a detached copy in fp64, in which the square of any fp32 value is finite."""
+    """Return a detached fp64 copy, in which the square of any fp32 value is finite."""
     return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 

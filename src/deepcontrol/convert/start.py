@@ -64,7 +64,7 @@ def centering_gain(lam: float) -> float:
 
 
 def is_computed(norm: _BatchNorm) -> bool:
-    """Return whether gamma or beta is computed from other parameters (parametrized, pruned)."""
+    """Return whether gamma or beta is computed from others (parametrized, pruned)."""
     values = (norm.weight, norm.bias)
     return any(a is not None and not isinstance(a, nn.Parameter) for a in values)
 
@@ -72,7 +72,7 @@ def is_computed(norm: _BatchNorm) -> bool:
 def correct_scales_(
     model: nn.Module, example: Any, targets: Mapping[nn.Module, float]
 ) -> set[nn.Module]:
-    """Scale AGC layers with maps of the wrong deviation on an example, layer by layer.
+    """Scale AGC layers whose maps have the wrong deviation, layer by layer.
 
     He fan-in and CENTERING_GAIN are right for chains of convolutions and ReLUs. Gates (squeeze-and-
     excitation halves a map), other activations and concatenations change the scale of the signal,
@@ -172,7 +172,7 @@ def _refresh(norm: _BatchNorm) -> None:
 
 
 def computes_parameter(hook: Any) -> bool:
-    """Return whether a hook computes a parameter: weight norm, spectral norm and pruning do."""
+    """Return whether a hook computes a parameter: weight or spectral norm, pruning."""
     # By name, because `import torch` does not load torch.nn.utils.prune.
     names = {base.__name__ for base in type(hook).__mro__}
     return bool(names & {"BasePruningMethod", "SpectralNorm", "WeightNorm"})
@@ -204,7 +204,10 @@ def _parameters(
 
 
 def _sources(norm: _BatchNorm, name: str) -> list[nn.Parameter]:
-    """Return the parameters that gamma or beta is, or is computed from (parametrized, pruned)."""
+    """Return the parameters that gamma or beta is, or is computed from.
+
+    They are computed if they are parametrized or pruned.
+    """
     own = getattr(norm, name)
     if own is None or isinstance(own, nn.Parameter):
         return [] if own is None else [own]
@@ -215,7 +218,10 @@ def _sources(norm: _BatchNorm, name: str) -> list[nn.Parameter]:
 
 
 def _like(norm: _BatchNorm) -> Tensor:
-    """Return a tensor of the norm's dtype and device; fp32 without parameters and buffers."""
+    """Return a tensor of the norm's dtype and device.
+
+    It is fp32 if the norm has no parameters and buffers.
+    """
     for a in (norm.weight, norm.running_mean):
         if a is not None:
             return a.detach()
@@ -236,7 +242,7 @@ class _Value:
 def constant_features(
     copied: Copied, layers: Mapping[nn.Module, nn.Module], lambdas: Lambdas, example: Any
 ) -> set[nn.Module] | None:
-    """Find features that are the same for all inputs, because AGC removes the mean of their map.
+    """Find features that are equal for all inputs: AGC removes the mean of their map.
 
     At lambda 1 every map of an AGC layer has mean beta. If only such means are read from it (global
     average pooling without an activation in between), the features stay constant until lambda has
@@ -275,7 +281,7 @@ def constant_features(
 def _run(
     copied: Copied, norms: Mapping[nn.Module, nn.Module], example: Any, change_input: bool
 ) -> list[_Value] | None:
-    """Run the converted model and record everything computed from the outputs of AGC layers."""
+    """Run the converted model; record all values computed from AGC layers' outputs."""
     values: list[_Value] = []
     index = WeakTensorKeyDictionary()
     running = set[nn.Module]()  # AGC layers, which take means themselves

@@ -291,7 +291,7 @@ def example_outputs(model: nn.Module, example: Any) -> list[Tensor]:
 def saved_for_backward(
     model: nn.Module, layers: Iterable[nn.Module], example: Any
 ) -> tuple[int | None, dict[nn.Module, int]]:
-    """Return the bytes that a copy of a model saves in training mode, and those of some layers.
+    """Return the bytes that a copy of a model saves in training, and some layers'.
 
     Returns:
         The bytes of the model, or None if the example does not run in training mode, and the bytes
@@ -375,7 +375,7 @@ class _Values:
 
 @torch.no_grad()
 def _randomize_(model: nn.Module) -> None:
-    """Give gains, biases and other vectors of parameters random values, the same each time."""
+    """Give gains, biases and other parameter vectors random values, always the same."""
     generator = torch.Generator().manual_seed(_SEED)
     for name, parameter in model.named_parameters():
         if sum(size > 1 for size in parameter.shape) > 1 or not parameter.is_floating_point():
@@ -441,7 +441,7 @@ def _groups(sites: Sequence[Site]) -> list[list[Site]]:
 
 
 def _failing(trial: Trial, groups: list[list[Site]], level: Level) -> list[list[Site]]:
-    """Lower the groups to a level and return those that are wrong at it, found by halving."""
+    """Lower the groups to a level; return those wrong at it, found by halving."""
     if not groups:
         return []
     tested = all(site.reason is not None for group in groups for site in group)
