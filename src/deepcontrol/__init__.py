@@ -1,4 +1,4 @@
-"""deepcontrol: automatic gain control (AGC) for convolutional networks, instead of BatchNorm."""
+"""Automatic gain control (AGC) for convolutional networks, instead of BatchNorm."""
 
 from . import _startup  # noqa: F401 (before everything that imports torch)
 from .convert import calibrate, fold, reestimate_statistics, signal_report, to_agc

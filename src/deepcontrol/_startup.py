@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def is_command(arguments: list[str]) -> bool:
-    """Return whether this process is the `deepcontrol` command or `python -m deepcontrol`.
+    """Return whether this process is `deepcontrol` or `python -m deepcontrol`.
 
     >>> is_command(["/usr/bin/deepcontrol", "train"]), is_command(["my_training.py", "deepcontrol"])
     (True, False)

@@ -1,4 +1,4 @@
-"""Replay forward and backward of a model from CUDA graphs, in a training loop of your own.
+"""Replay a model's forward and backward from CUDA graphs, in your training loop.
 
 `TrainingStep` captures the whole step. `graphed` captures only the model; loss, optimizer and
 scheduler stay ordinary Python. It builds on `torch.cuda.make_graphed_callables` and adds:
@@ -91,7 +91,7 @@ class GraphedModel:
 
 
 def graphed(model: nn.Module, *inputs: Tensor, autocast: torch.dtype | None = None) -> GraphedModel:
-    """Capture forward and backward of a model as CUDA graphs, for an ordinary training loop.
+    """Capture a model's forward and backward as CUDA graphs, for your training loop.
 
         fast = graphed(model, images, autocast=torch.bfloat16)
         for images, labels in loader:
@@ -120,6 +120,10 @@ def graphed(model: nn.Module, *inputs: Tensor, autocast: torch.dtype | None = No
         model: The model, in the mode (train or eval) to capture.
         inputs: A batch as the loop will pass it. Its values do not matter.
         autocast: Dtype for torch.autocast inside the model, or None for no autocast.
+
+    Returns:
+        A function to call in place of the model, with the same inputs and outputs. See above for
+        when it replays the graphs.
 
     >>> model = nn.Linear(8, 2)
     >>> fast = graphed(model, torch.randn(4, 8))
@@ -154,7 +158,7 @@ def _capture(model: nn.Module, inputs: tuple[Tensor, ...], autocast: torch.dtype
 
 @contextlib.contextmanager
 def _unchanged_forward(model: nn.Module) -> Iterator[None]:
-    """Undo torch's replacement of `model.forward`, which copies of the model would share."""
+    """Undo torch's replacement of `model.forward`, which copies would share."""
     own = model.__dict__.get("forward")
     try:
         yield

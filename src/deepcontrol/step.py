@@ -1,4 +1,4 @@
-"""One training step: forward, loss, backward and update, replayed from a CUDA graph if possible.
+"""One training step, forward to update, replayed from a CUDA graph if possible.
 
 At batch 1 a GPU waits for Python: a step is hundreds of kernel launches of a few microseconds each.
 A CUDA graph records them once and replays them with a single launch. A replay repeats exactly the
@@ -143,7 +143,7 @@ class TrainingStep:
         return self._eager(*batch)
 
     def _update_state(self) -> None:
-        """Drop the graphs if the state changed: a replay would use the old hyperparameters."""
+        """Drop graphs if the state changed: replays would use the old hyperparameters."""
         groups = self.optimizer.param_groups
         lrs = [group["lr"] for group in groups if "lr" in group and _is_number(group["lr"])]
         changed = self._last_lrs is not None and lrs != self._last_lrs
@@ -221,7 +221,7 @@ class TrainingStep:
         return contextlib.nullcontext()
 
     def _current_state(self) -> Any:
-        """Return all that a graph assumes constant: hyperparameters, training flags, addresses."""
+        """Return a graph's constants: hyperparameters, training flags, addresses."""
         groups = [
             {k: id(v) if isinstance(v, Tensor) else v for k, v in g.items() if k != "params"}
             for g in self.optimizer.param_groups
@@ -240,7 +240,7 @@ class TrainingStep:
 
 
 def split_batch(batch: tuple[Any, ...], parts: int) -> list[tuple[Any, ...]]:
-    """Split the tensors of a batch along their first dimension, into at most `parts` parts.
+    """Split the tensors of a batch along their first dimension into up to `parts`.
 
     A batch with fewer samples has a part per sample.
 
@@ -398,7 +398,7 @@ def paused_garbage_collection() -> Iterator[None]:
 
 
 class _LearningRates:
-    """Copies of an optimizer's learning rates on the device, where a graph reads them."""
+    """Copies of an optimizer's learning rates on the device, for graphs to read."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self.optimizer = optimizer
@@ -434,7 +434,7 @@ class _LearningRates:
 
 
 def _accepts_tensor_lr(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an update can read the learning rate from a tensor on the device."""
+    """Return whether an update can read the learning rate from a device tensor."""
     groups = optimizer.param_groups
     if type(optimizer) is torch.optim.SGD:
         # The fused kernel has these conditions. A sharded parameter has a device_mesh.
@@ -452,7 +452,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _changed_names(before: Any, after: Any) -> str:
-    """Return the hyperparameters that differ, or nothing if there was no state before."""
+    """Return the hyperparameters that differ, or "" if there was no state before."""
     if before is None:
         return ""
     names = {
@@ -531,13 +531,19 @@ def _ddp_obstacle(model: nn.parallel.DistributedDataParallel) -> str | None:
 
 
 def _needs_capturable(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    """Return whether torch refuses a capture that works: fused Adam counts steps on the device."""
+    """Return whether torch refuses a capture that works.
+
+    Fused Adam counts its steps on the device.
+    """
     is_adam = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
     return is_adam and bool(group["fused"]) and not group["capturable"]
 
 
 def _host_state(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return why an optimizer cannot be captured: state in Python or on the CPU, or None."""
+    """Return why an optimizer cannot be captured, or None.
+
+    The reason is state in Python or on the CPU.
+    """
     if any(group.get("capturable") for group in optimizer.param_groups):
         return None
     for state in optimizer.state.values():
