@@ -1,6 +1,7 @@
-"""The workbench: networks, data, training, the paper's experiments, reports and benchmarks.
+"""Networks, data, training, the paper's experiments, reports and benchmarks.
 
-It needs the extra `deepcontrol[workbench]`; the library outside this package needs only torch.
+The workbench needs the extra `deepcontrol[workbench]`; the library outside this package needs only
+torch.
 """
 
 # The commands and their lines in `deepcontrol --help`, which also works without the extra.

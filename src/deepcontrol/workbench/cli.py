@@ -1,4 +1,4 @@
-"""The command line: parse the arguments, run the command, explain errors in one line.
+"""The command line: parse arguments, run the command, explain errors in a line.
 
 tyro shows an optional number as `{None}|INT` with "(default: None)". Here it is `INT`, and the
 description says what happens without it.
@@ -170,7 +170,10 @@ def refuse_empty(args: list[str]) -> None:
 
 
 def _run_folder(flags: list[str]) -> Path | None:
-    """Return the value of --out. The other flags may be valid only with the run's settings."""
+    """Return the value of --out.
+
+    The other flags may be valid only with the run's settings.
+    """
     values = [value for flag, value in itertools.pairwise([*flags, ""]) if flag == "--out"]
     values += [flag.removeprefix("--out=") for flag in flags if flag.startswith("--out=")]
     return Path(values[-1]) if values else None
@@ -293,7 +296,7 @@ def _hint(default: str) -> str:
 
 
 def _descriptions(settings: type) -> dict[str, str]:
-    """Return the strings below the fields of a dataclass and its bases, each as one line."""
+    """Return the strings below the fields of a dataclass and its bases, a line each."""
     found: dict[str, str] = {}
     for base in reversed(settings.__mro__):
         if not dataclasses.is_dataclass(base):
@@ -357,7 +360,7 @@ def explain(error: Exception, name: str, out: Path | None) -> str:
 
 
 def has_no_descriptor(error: BaseException | None) -> bool:
-    """Return whether an exception, or one that it follows from, is for want of a descriptor.
+    """Return whether an exception, or a cause of it, is for want of a descriptor.
 
     Libraries report other errors in its place, such as source code that they cannot read.
     """
@@ -369,7 +372,7 @@ def has_no_descriptor(error: BaseException | None) -> bool:
 
 
 def leave_if_device_failed(error: Exception) -> None:
-    """End the process at once, with exit code 1, if an error says that the GPU failed.
+    """Exit at once, with code 1, if an error says that the GPU failed.
 
     Destructors of CUDA objects would abort the process (SIGABRT) in Python's shutdown.
     """
@@ -404,7 +407,10 @@ def memory_exhausted(error: Exception, name: str) -> str:
 
 
 def device_failed(error: Exception) -> str:
-    """Return that the GPU failed, and where the traceback is: the cause may be a kernel of ours."""
+    """Return that the GPU failed, and where the traceback is.
+
+    The cause may be a kernel of ours.
+    """
     what = f"the GPU failed: {_first_line(error)}. `deepcontrol doctor` tests the device."
     if isinstance(error, FaultError):
         what = str(error)
@@ -415,7 +421,7 @@ def device_failed(error: Exception) -> str:
 
 
 def unforeseen(error: Exception) -> str:
-    """Save the traceback of an exception that nobody expected; return its first line and place."""
+    """Save the traceback of an unexpected exception; return its first line and place."""
     what = f"unexpected {type(error).__name__}: {_first_line(error)}"
     try:
         path = save_traceback(error)

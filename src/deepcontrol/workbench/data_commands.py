@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Init:
-    """Inspect your own data: write classes.yaml and a contact sheet, and list all faults.
+    """Inspect your own data: write classes.yaml and a contact sheet, list all faults.
 
     The folder holds images/ and masks/, or train/images/, train/masks/, val/images/ and val/masks/.
     Masks are PNG files of class ids (index, palette or gray images) or of colors (RGB), with the
@@ -115,7 +115,7 @@ ACTIONS: dict[str, tuple[type[Any], str]] = {
 
 
 def run_init(command: Init, console: Console) -> int:
-    """Look at a folder, write its class file and a contact sheet, and list its faults."""
+    """Inspect a folder, write its class file and a contact sheet, list its faults."""
     layout = layout_of(command.folder)
     parts = (command.folder, *(command.folder / split for split in SPLITS))
     # A folder with images/ but without masks/ is incomplete; it has no class "images".
@@ -197,7 +197,7 @@ def _sheet_and_options(root: Path, layout: str) -> tuple[Image.Image | None, lis
 
 
 def _with_progress(console: Console, work: Callable[[Callable[[int, int], None]], T]) -> T:
-    """Show a bar while `work` reads files; it is called with a function of (done, total)."""
+    """Show a bar while `work`, called with a function of (done, total), reads files."""
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("reading", total=None)
         return work(lambda done, total: progress.update(bar, completed=done, total=total))

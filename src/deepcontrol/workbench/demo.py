@@ -1,4 +1,4 @@
-"""`deepcontrol demo`: train with AGC and with BatchNorm at batch size 1, and compare them.
+"""`deepcontrol demo`: compare AGC and BatchNorm, trained at batch size 1.
 
 The demo draws pictures of apples and leaves, trains a small U-Net on them with each norm and some
 seeds, and measures error, step time and memory. All figures are from the machine that runs it.
@@ -56,7 +56,7 @@ classes:
 
 @dataclass(frozen=True)
 class Demo:
-    """Compare AGC and BatchNorm at batch size 1: error, time and memory, on your machine.
+    """Compare AGC and BatchNorm at batch 1: error, time and memory, on your machine.
 
     Draws 60 pictures with masks, trains a small U-Net on them four times on the CPU (two norms,
     two seeds), and writes a page with the figures and the predictions. Takes under 3 minutes on

@@ -1,4 +1,7 @@
-"""The hardware: names, memory and threads; `deepcontrol doctor` tests the ops on each device."""
+"""The hardware: names, memory and threads.
+
+`deepcontrol doctor` tests the ops on each device.
+"""
 
 import contextlib
 import importlib.metadata
@@ -55,7 +58,7 @@ def total_memory(device: torch.device) -> int:
 
 
 def fit_threads() -> None:
-    """Use no more threads than the container may use cores, unless the user chose a number.
+    """Use at most a thread per core of the container, unless the user set a number.
 
     torch starts a thread per core of the machine. Threads beyond a container's share wait for each
     other in every op.
@@ -184,9 +187,9 @@ def _check_device(device: str) -> DeviceReport:
 
 
 def _relative_error(device: str) -> float:
-    """Return the largest relative error of a neuron's output and gradients, fp32 against fp64.
+    """Return the largest relative fp32 error of a neuron's output and gradients.
 
-    TF32 convolutions are less precise by design, so TF32 is off here.
+    The reference is fp64. TF32 convolutions are less precise by design, so TF32 is off here.
     """
     torch.manual_seed(0)
     neuron = AGCConv2d(8, 16, 3, padding=1).to(device)

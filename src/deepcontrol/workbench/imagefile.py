@@ -58,7 +58,7 @@ def open_header(path: Path) -> Iterator[Image.Image]:
 
 
 def _open_regular(path: Path) -> int:
-    """Return the descriptor of a regular file. Reading a FIFO or a device may never end."""
+    """Return a regular file's descriptor; reading a FIFO or device may never end."""
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

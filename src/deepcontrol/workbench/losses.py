@@ -1,7 +1,7 @@
-"""Losses: cross-entropy and focal loss of images and pixels, Dice, and ClassNet's contour loss.
+"""Losses: cross-entropy and focal loss, Dice, and ClassNet's contour loss.
 
-Pixels labeled VOID and images labeled NO_CLASS are ignored. Losses are computed in fp32, or in fp64
-for fp64 logits.
+Cross-entropy and focal loss are for images and for pixels. Pixels labeled VOID and images labeled
+NO_CLASS are ignored. Losses are computed in fp32, or in fp64 for fp64 logits.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Error and IoU from a confusion matrix of integers, exact for any split of the data.
+"""Error and IoU from an integer confusion matrix, exact for any split of data.
 
 `ImageErrors` has the error of each single image.
 """
@@ -13,7 +13,7 @@ from .data.sample import VOID
 
 
 class ConfusionMatrix:
-    """Count pixels or images by (true class, predicted class), int64 (classes, classes).
+    """Count pixels or images by true and predicted class, int64 (classes, classes).
 
     Args:
         classes: Number of classes.
@@ -36,7 +36,7 @@ class ConfusionMatrix:
         self.counts = torch.zeros(classes, classes, dtype=torch.int64, device=device)
 
     def update(self, predicted: Tensor, labels: Tensor) -> None:
-        """Add predicted classes and labels of the same shape. `ignored_label` is not counted."""
+        """Add predicted classes and labels of the same shape; skip `ignored_label`."""
         if predicted.shape != labels.shape:
             raise ValueError(
                 f"expected predictions and labels of the same shape, got {tuple(predicted.shape)} "
@@ -74,7 +74,7 @@ class ConfusionMatrix:
 
     @property
     def class_error(self) -> Tensor:
-        """Share of wrong predictions per true class in fp64; NaN for classes without labels."""
+        """Return the share of errors per true class in fp64; NaN for unlabeled classes."""
         counts = self.counts.double()
         return 1 - counts.diag() / counts.sum(1)
 

@@ -183,7 +183,7 @@ def scale_lr(
     chosen: Collection[nn.Parameter],
     factor: float,
 ) -> list[dict[str, Any]]:
-    """Split parameter groups so that some parameters have a learning rate of their own.
+    """Split parameter groups: some parameters get a learning rate of their own.
 
     Args:
         groups: Parameter groups.

@@ -1,4 +1,4 @@
-"""Arguments and output of the commands: image sizes, and a console for text from files.
+"""Arguments and output of commands: image sizes, a console for text from files.
 
 Does not import torch.
 """

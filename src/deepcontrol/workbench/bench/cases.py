@@ -319,7 +319,7 @@ def priority(case: Case) -> tuple[int, int, int, int]:
 
 
 def tier(case: Case) -> int:
-    """Return 0 for main contenders and engines in main cells, 1 in other cells, 2 for the rest."""
+    """Return 0 for main contenders and engines in main cells, 1 in others, else 2."""
     contenders = ONLY_NNUNET if case.group.startswith("nnunet") else MAIN_CONTENDERS
     if case.contender not in contenders or case.engine not in MAIN_ENGINES:
         return 2

@@ -1,4 +1,4 @@
-"""Build the networks under comparison, and check AGC's loss and gradients against fp64.
+"""Build the networks to compare, and check AGC's loss and gradients against fp64.
 
 All peers are stock PyTorch, except FRN and EvoNorm-S0, which are timm's if it is installed and the
 workbench's otherwise. This library's SegNet stores its pooling indices as bytes, which is not

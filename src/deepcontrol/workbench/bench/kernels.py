@@ -1,4 +1,4 @@
-"""Measure the time of kernels against their bandwidth floors: each op alone, and a SegNet step.
+"""Measure kernel times against bandwidth floors: each op alone and a SegNet step.
 
 The floor is the time that a copy kernel needs to move the fewest bytes that the kernels can move.
 
@@ -211,7 +211,7 @@ class KernelTime(NamedTuple):
 def profile_kernels(
     step: TrainingStep, batch: tuple[Tensor, ...], steps: int = PROFILED_STEPS
 ) -> dict[str, KernelTime]:
-    """Return the time of each kernel of a step by name; on a CPU, that of each operator.
+    """Return the time of each kernel of a step by name; on a CPU, of each operator.
 
     The kernels of a captured step may run in parallel, so their sum may exceed the step's time.
     """

@@ -69,7 +69,7 @@ class Augment:
 
 
 def _offset(u: float, slack: float) -> float:
-    """Place a window: at a random whole pixel if it fits, centered if it is too large."""
+    """Place a window at a random whole pixel if it fits, centered if it is too large."""
     return float(int(u * (int(slack) + 1))) if slack >= 0 else slack / 2
 
 
@@ -140,7 +140,7 @@ def _resample(
 
 
 def _affine(view: View, native: Size, size: Size) -> list[list[float]]:
-    """Return the 2x3 matrix for affine_grid, from [-1, 1] in the window to [-1, 1] in the image."""
+    """Return the 2x3 affine_grid matrix from the window to the image, both [-1, 1]."""
     sign = -1.0 if view.flip else 1.0
     height, width = (part / view.zoom for part in size)
     return [

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class LabeledSamples(Protocol):
-    """The samples behind batches: a `Cache`, or the `DatasetSplit` of a torch Dataset."""
+    """The samples behind batches: a `Cache`, or a torch Dataset's `DatasetSplit`."""
 
     @property
     def name(self) -> str: ...
@@ -240,7 +240,7 @@ def _free_memory(device: torch.device | str) -> int:
 
 
 def prefetch(make: Callable[[Job], Result], jobs: Iterable[Job], workers: int) -> Generator[Result]:
-    """Yield make(job) for each job in order, computed ahead of time by `workers` threads."""
+    """Yield make(job) for each job in order, computed ahead by `workers` threads."""
     if workers == 0:
         yield from map(make, jobs)
         return
@@ -270,7 +270,7 @@ _TOP, _LEFT, _FLIP = 1, 2, 3  # streams of random numbers
 
 
 class Views(NamedTuple):
-    """The crop of each sample: its first row and column in the image, and whether to flip it."""
+    """The crop of each sample: its first row and column, and whether to flip it."""
 
     top: NDArray[np.int64]
     left: NDArray[np.int64]
@@ -314,10 +314,11 @@ class CropFlip:
 
 
 class ClassificationBatches(Batches):
-    """Batches of images with one class each: labels (N,) int64, NO_CLASS to ignore a sample.
+    """Batches of images with one class each.
 
-    In all other respects they are as those of `Batches`: batch k of an epoch is always the same,
-    whatever the device, the number of workers and the size of the chunks.
+    Labels are (N,) int64, NO_CLASS to ignore a sample. In all other respects batches are as those
+    of `Batches`: batch k of an epoch is always the same, whatever the device, the number of workers
+    and the size of the chunks.
 
     Args:
         cache: Samples, all of one size.
@@ -453,7 +454,7 @@ class _Chunk(NamedTuple):
 
 
 def crop_and_flip(images: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
-    """Shift each image, then flip some of them. Pixels from outside of an image are 0.
+    """Shift each image, then flip some of them; pixels from outside are 0.
 
     This is a random crop of the padded image.
 

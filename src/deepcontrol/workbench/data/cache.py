@@ -152,7 +152,7 @@ def _build(
 
 
 def _check_room(source: Source, size: Size, folder: Path) -> None:
-    """Refuse sizes that are impossible, before the first image of that size is allocated."""
+    """Refuse impossible sizes before the first image of that size is allocated."""
     least = 3 * math.prod(size)  # bytes of an image
     if source.task == "classification":
         least = math.prod(size)  # gray
@@ -193,7 +193,7 @@ def _histogram(labels: NDArray, classes: int) -> NDArray[np.int64]:
 
 
 def _reserve_space(folder: Path) -> None:
-    """Allocate all blocks: writing to a mapped file on a full disk kills the process (SIGBUS)."""
+    """Allocate all blocks: a mapped write on a full disk kills the process (SIGBUS)."""
     for file in folder.iterdir():
         with file.open("r+b") as opened:
             try:

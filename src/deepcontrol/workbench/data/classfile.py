@@ -1,4 +1,7 @@
-"""The classes of a folder of one's own: names, mask values or colors, from classes.yaml or .txt."""
+"""The classes of a folder of one's own, from classes.yaml or classes.txt.
+
+They have names, and mask values or colors.
+"""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
-"""Classification datasets: CIFAR-10, CIFAR-100, Fashion-MNIST, and folders of images by class.
+"""Classification datasets: CIFAR, Fashion-MNIST, and folders of images by class.
 
-CIFAR and Fashion-MNIST have no validation set. Split "val" is the test set, on which the
-literature reports errors.
+CIFAR-10, CIFAR-100 and Fashion-MNIST have no validation set. Split "val" is the test set, on which
+the literature reports errors.
 
 CIFAR has 32x32 RGB images in 10 or 100 classes, in two formats, both free of pickle:
 - the binary version (data_batch_1.bin, ..., test_batch.bin; train.bin and test.bin for CIFAR-100),
@@ -86,7 +86,7 @@ _UNSIGNED_BYTE = 8  # type code of IDX
 
 @dataclass(frozen=True)
 class DecodedFiles:
-    """A classification `Source` that decodes all its files when the first sample is read."""
+    """A classification `Source` that decodes all files when the first sample is read."""
 
     name: str
     classes: tuple[str, ...]
@@ -174,7 +174,7 @@ def open_cifar(root: Path, split: str, classes: int = 10) -> DecodedFiles:
 
 
 def cifar_classes_in(root: Path) -> int | None:
-    """Return 10 or 100 if a folder is CIFAR in a known format or as pickle, else None."""
+    """Return 10 or 100 if a folder is CIFAR in a known format or pickle, else None."""
     for classes in (10, 100):
         try:
             _find_folder(root, classes)
@@ -499,7 +499,7 @@ def has_splits(root: Path) -> bool:
 
 
 def is_imagefolder(root: Path) -> bool:
-    """Return whether a folder has class folders below train/ or val/, or folders of images."""
+    """Return whether a folder has class folders in train/ or val/, or image folders."""
     return has_splits(root) or any(
         path.suffix.lower() in IMAGE_SUFFIXES
         for name in _subfolders(root)

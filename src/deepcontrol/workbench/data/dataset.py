@@ -177,7 +177,9 @@ class DatasetSplit:
 
 
 class DatasetBatches:
-    """Batches of a `DatasetSplit` on a device. Batch k of an epoch is always the same.
+    """Batches of a `DatasetSplit` on a device.
+
+    Batch k of an epoch is always the same.
 
     Args:
         dataset: The samples.

@@ -29,7 +29,7 @@ UNKNOWN = 254  # marks values without a class; there are at most 254 classes, 0 
 
 
 def open_image(path: Path) -> Image.Image:
-    """Decode a whole image, upright as its EXIF orientation says; raise DataError if damaged."""
+    """Decode a whole image, upright by EXIF orientation; raise DataError if damaged."""
     with _naming(path):
         return imagefile.open_image(path)
 
@@ -43,7 +43,7 @@ def check_eight_bit(image: Image.Image, path: Path) -> None:
 
 
 def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
-    """Read an RGB image (H, W, 3), resized with antialiasing. An alpha channel is ignored."""
+    """Read an RGB image (H, W, 3), resized with antialiasing; ignore alpha."""
     image = open_image(path)
     check_eight_bit(image, path)
     image = image.convert("RGB")
@@ -120,7 +120,7 @@ def list_images(folder: Path) -> tuple[list[Path], list[DataError]]:
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether a path is a device, a FIFO or a socket, on which reading may wait forever."""
+    """Return whether a path is a device, FIFO or socket: reading may wait forever."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -170,7 +170,7 @@ def fingerprint(paths: Iterable[Path], salt: str) -> str:
 
 
 def _block_starts(size: int, blocks: int) -> Iterable[int]:
-    """Return where `blocks` blocks start in a file, at equal distances; all if they are fewer.
+    """Return where `blocks` blocks start in a file, at equal distances; all if fewer.
 
     >>> list(_block_starts(size=10_000, blocks=2)), list(_block_starts(size=10_000, blocks=9))
     ([0, 5904], [0, 4096, 8192])
@@ -305,7 +305,7 @@ def read_mask(path: Path, classes: ClassFile) -> NDArray[np.uint8]:
 
 
 def decode_ids(path: Path) -> NDArray[np.int32]:
-    """Read the ids (H, W) of a mask: an index, palette or gray image, or equal RGB channels."""
+    """Read the ids (H, W) of a mask: index, palette or gray image, or equal RGB."""
     if path.suffix.lower() == ".npy":
         array = _load_npy(path)
     else:
@@ -353,7 +353,7 @@ def open_mask(path: Path) -> Image.Image:
 
 
 def resize(array: NDArray, size: Size, nearest: bool = False) -> NDArray:
-    """Resize an array (H, W) or (H, W, C), by nearest neighbor or bilinearly with antialiasing."""
+    """Resize (H, W) or (H, W, C), by nearest neighbor or bilinear with antialiasing."""
     if array.shape[:2] == size:
         return array
     if nearest:
@@ -416,9 +416,9 @@ def _decode_tiff(path: Path) -> Pixels | None:
 
 
 def _has_deep_colors(image: Image.Image) -> bool:
-    """Return whether a TIFF has colors of more than 8 bits, of which Pillow drops the lower ones.
+    """Return whether a TIFF has colors of more than 8 bits.
 
-    Files with an orientation are left to Pillow, which turns them.
+    Pillow drops the lower ones. Files with an orientation are left to Pillow, which turns them.
     """
     tags = getattr(image, "tag_v2", {})
     deep = max(tags.get(_BITS_PER_SAMPLE, (8,))) > 8
@@ -427,7 +427,7 @@ def _has_deep_colors(image: Image.Image) -> bool:
 
 
 def _has_rows_as_pages(image: Image.Image) -> bool:
-    """Return whether tifffile wrote an array (H, W, channels) as H pages of (W, channels).
+    """Return whether tifffile wrote (H, W, channels) as H pages of (W, channels).
 
     That is its default for other than 1, 3 and 4 channels. It notes the shape in the description.
     """
@@ -464,7 +464,7 @@ def _read_tifffile(path: Path) -> NDArray:
 
 @contextlib.contextmanager
 def _no_log(name: str) -> Iterator[None]:
-    """Silence a library's log, which would send names and tags of a file to the terminal."""
+    """Silence a library's log, which prints a file's names and tags to the terminal."""
     log = logging.getLogger(name)
     before, log.disabled = log.disabled, True
     try:

@@ -170,7 +170,7 @@ def check_same_size(path: Path, mask: NDArray, image_path: Path, image: NDArray)
 
 
 def fitting(native: Size, size: Size) -> Size:
-    """Return the largest size with the aspect ratio of `native` that fits into `size`.
+    """Return the largest size of `native`'s aspect ratio that fits into `size`.
 
     >>> fitting((480, 640), (256, 256)), fitting((100, 50), (256, 256))
     ((192, 256), (256, 128))
@@ -181,7 +181,7 @@ def fitting(native: Size, size: Size) -> Size:
 
 
 def fit_image(image: NDArray[np.uint8], size: Size) -> NDArray[np.uint8]:
-    """Resize an image (H, W, C) to fit into `size`, and pad it at the bottom and right."""
+    """Resize an image (H, W, C) to fit into `size`; pad it at the bottom and right."""
     own = fitting((image.shape[0], image.shape[1]), size)
     return _pad(resize(image, own), size)
 
@@ -195,7 +195,7 @@ def fit_sample(sample: Sample, size: Size) -> Sample:
 
 
 def pad_sample(sample: Sample, size: Size) -> Sample:
-    """Pad a sample at the bottom and right: the image with its border, labels with VOID."""
+    """Pad a sample at bottom and right: the image with its border, labels with VOID."""
     height, width = sample.labels.shape
     labels = np.full(size, VOID, np.uint8)
     labels[:height, :width] = sample.labels
@@ -245,7 +245,7 @@ def open_folder(
 def make_source(
     root: Path, split: str, class_file: ClassFile, files: Sequence[Files], options: FolderOptions
 ) -> FolderSource:
-    """Return the source of these files, and cut them into tiles if the options say so."""
+    """Return the source of these files, cut into tiles if the options say so."""
     places = find_places(files, options)
     return FolderSource(f"folder-{split}", root, class_file, tuple(files), places, options)
 
@@ -272,7 +272,7 @@ def tile_corners(image: tuple[int, int], tile: tuple[int, int]) -> list[tuple[in
 
 
 def common_channels(images: Sequence[Path]) -> int:
-    """Return the channels of the first readable image; 3 if it is gray and others are RGB."""
+    """Return the channels of the first readable image; 3 if gray, and others are RGB."""
     found = []
     for path in images:
         try:
@@ -285,7 +285,7 @@ def common_channels(images: Sequence[Path]) -> int:
 
 
 def is_folder(root: Path) -> bool:
-    """Return whether a folder has images and masks, at its top or below train/ or val/."""
+    """Return whether a folder has images and masks, at its top or in train/ or val/."""
     return any(
         (folder / IMAGES).is_dir() and _mask_folder(folder) is not None
         for folder in (root, *(root / split for split in SPLITS))
@@ -295,7 +295,7 @@ def is_folder(root: Path) -> bool:
 def find_files(
     root: Path, val_fraction: float = 0.2
 ) -> tuple[dict[str, list[Files]], list[DataError]]:
-    """Pair the images and masks of both splits, and list an error for each unpaired file."""
+    """Pair images and masks of both splits; list an error for each unpaired file."""
     if not root.is_dir():
         reason = "is a file, expected a folder" if root.exists() else "no such folder"
         return {split: [] for split in SPLITS}, [DataError(root, reason)]

@@ -1,4 +1,4 @@
-"""Inspect a dataset: list the errors of all its files, and draw samples with a legend."""
+"""Inspect a dataset: list all files' errors, and draw samples with a legend."""
 
 import itertools
 import os
@@ -150,7 +150,7 @@ def _advance(progress: Progress | None, total: int) -> Callable[[], None]:
 
 
 def _check_folder(root: Path, progress: Progress | None) -> Report:
-    """Read all images and masks. The images must have as many channels as the first one."""
+    """Read all images and masks; images must have as many channels as the first."""
     found, faults = folder.find_files(root)
     report = Report("folder", (), faults=faults)
     try:
@@ -223,7 +223,7 @@ def _check_volumes(root: Path, progress: Progress | None) -> Report:
 
 
 def _voxel_size(path: Path) -> volumes.Spacing | None:
-    """Return the voxel size of a file; None if it is damaged, which is a fault already."""
+    """Return a file's voxel size; None if it is damaged, which is a fault already."""
     try:
         return volumes.voxel_size(path)
     except DataError:

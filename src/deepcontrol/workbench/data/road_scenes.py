@@ -1,4 +1,4 @@
-"""Road scenes with a class for each pixel: CamVid, Cityscapes, and the generated streets.
+"""Road scenes with a class per pixel: CamVid, Cityscapes, and generated streets.
 
 CamVid has the folder layout of SegNet: train/, trainannot/, val/, valannot/, ... Labels are ids 0
 to 10 of 11 classes; 11 and 255 are void. There are no instances, so contours are the boundaries
@@ -330,7 +330,7 @@ class Streets:
         return self.count
 
     def fingerprint(self) -> str:
-        """Hash the seed, the version and two scenes (in case the version was not increased)."""
+        """Hash seed, version and two scenes (in case the version was not increased)."""
         digest = hashlib.sha256(f"{STREETS_VERSION} {self.seed}".encode())
         for index in range(2):
             for part in self.read(index, (64, 128)):

@@ -1,4 +1,4 @@
-"""The sample format, the interface of a dataset split, colors of classes, and windows of images."""
+"""The sample format, the interface of a dataset split, class colors, and windows."""
 
 import colorsys
 import itertools

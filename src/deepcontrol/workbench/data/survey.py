@@ -1,4 +1,4 @@
-"""Look at a folder of images and masks, and propose its classes (`deepcontrol data init`)."""
+"""Look at a folder's images and masks; propose classes (`deepcontrol data init`)."""
 
 import contextlib
 import os
@@ -124,7 +124,7 @@ def survey(root: Path, val_fraction: float, progress: Progress | None = None) ->
 
 
 def propose_classes(found: Survey) -> tuple[ClassFile, list[DataError]]:
-    """Return the classes that the masks show, and errors for values that cannot be classes.
+    """Return the masks' classes, and errors for values that cannot be classes.
 
     Value 255 is ignored if the other values are 0, 1, ..., n. Rare colors are left out if there are
     many: they come from smooth edges.
@@ -189,7 +189,7 @@ def _palette_of(mask: Path, ids: Sequence[int]) -> Palette | None:
 
 
 def describe_values(found: Survey, classes: ClassFile) -> dict[str, str]:
-    """Return a comment for each class: its share of the pixels and its number of masks."""
+    """Return a comment per class: its share of pixels and its number of masks."""
     total = max(1, sum(found.pixels.values()))
     count = sum(1 for _ in found.all_files)
     notes = {}
@@ -218,7 +218,7 @@ def suggest_size(sizes: Counter[Size]) -> Size:
 
 
 def folder_samples(root: Path, found: Survey, classes: ClassFile) -> Iterator[Sample]:
-    """Read some images and masks, spread over the folder, without those that are faults."""
+    """Read some images and masks, spread over the folder, without faulty ones."""
     options = FolderOptions(channels=found.most_channels)
     source = make_source(root, "all", classes, found.all_files, options)
     return some_samples(len(source), source.read_file)
@@ -323,7 +323,10 @@ def _some_values(image: Pixels) -> NDArray | None:
 
 
 def _channel_faults(found: Survey) -> list[DataError]:
-    """List images with another number of channels than most (gray and RGB may be mixed)."""
+    """List images with another number of channels than most.
+
+    Gray and RGB may be mixed.
+    """
     expected = found.most_channels
     if len(found.channels) < 2 or (set(found.channels) <= {1, 3} and expected == 3):
         return []

@@ -274,7 +274,7 @@ def is_nnunet(root: Path) -> bool:
 
 
 def propose_layout(root: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Return a dataset.json for the files of imagesTr/ and labelsTr/, with names to replace.
+    """Return a dataset.json for imagesTr/ and labelsTr/, with names to replace.
 
     Raises:
         DataError: There are no files, a file is damaged, or the labels are not 0, 1, ..., n.
@@ -311,7 +311,7 @@ def propose_layout(root: Path, progress: Progress | None = None) -> dict[str, An
 
 
 def read_layout(root: Path) -> Layout:
-    """Read dataset.json; raise DataError if it is missing or not of nnU-Net's second version."""
+    """Read dataset.json; raise DataError if it is missing or not nnU-Net's version 2."""
     path = root / DATASET_FILE
     if not path.is_file():
         raise DataError(
@@ -371,13 +371,16 @@ def find_cases(root: Path, layout: Layout) -> list[Case]:
 
 
 def suggest_crop(cases: Sequence[Case], spacing: Spacing | None) -> Shape:
-    """Return a crop for these cases: their median size, in multiples of 16 from 32 to 96."""
+    """Return a crop for these cases.
+
+    It is their median size, in multiples of 16 from 32 to 96.
+    """
     shapes = np.array([shape_at(case.labels, spacing) for case in cases])
     return tuple(min(96, max(32, int(side) // 16 * 16)) for side in np.median(shapes, 0))
 
 
 def shown_slice(volume: Volume) -> Sample:
-    """Return the slice with the most labeled voxels, its first channel as a gray image."""
+    """Return the slice with the most labeled voxels, its first channel in gray."""
     labeled = ((volume.labels > 0) & (volume.labels != VOID)).sum((1, 2))
     index = int(labeled.argmax())
     values = np.asarray(volume.image[0, index])
@@ -445,7 +448,7 @@ def _decode(
 
 
 def to_classes(path: Path, ids: NDArray[np.float32], layout: Layout) -> NDArray[np.uint8]:
-    """Return labels as classes; raise DataError for values that dataset.json does not list."""
+    """Return labels as classes; raise DataError for values not in dataset.json."""
     labels = np.where(ids == layout.ignored, VOID, ids) if layout.ignored is not None else ids
     bad = ~np.isin(labels, [*range(len(layout.classes)), VOID])
     if bad.any():
@@ -464,7 +467,7 @@ def moments(image: NDArray[np.float32]) -> tuple[list[float], list[float]]:
 
 
 def structure_points(labels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return up to POINTS voxels (K, 3) that are neither background nor VOID, evenly spread."""
+    """Return up to POINTS voxels (K, 3), not background or VOID, evenly spread."""
     found = np.flatnonzero((labels > 0) & (labels != VOID))
     chosen = found[np.linspace(0, len(found) - 1, min(POINTS, len(found))).astype(np.int64)]
     return np.stack(np.unravel_index(chosen, labels.shape), 1)
@@ -512,7 +515,7 @@ def nibabel() -> Any:
 
 
 def read_nifti(path: Path) -> NDArray[np.float32]:
-    """Read a NIfTI volume as (D, H, W), scaled by its header; raise DataError if damaged."""
+    """Read NIfTI as (D, H, W), scaled by its header; raise DataError if damaged."""
     package = nibabel()
     try:
         image = package.load(path)
@@ -562,7 +565,7 @@ def resampled_shape(shape: Shape, own: Spacing, target: Spacing) -> Shape:
 
 
 def shape_at(path: Path, spacing: Spacing | None) -> Shape:
-    """Return the size of a NIfTI file, after resampling to a voxel size if one is given.
+    """Return the size of a NIfTI file, after resampling if a voxel size is given.
 
     Raises:
         DataError: The header is damaged, or the resampled volume would have over MOST_VOXELS.

@@ -1,4 +1,4 @@
-"""`deepcontrol export`: write the network of a run as ONNX, torch.export or ExecuTorch file."""
+"""`deepcontrol export`: write a network as ONNX, torch.export or ExecuTorch file."""
 
 import json
 import tempfile
@@ -206,7 +206,7 @@ def _write(
     file: Path,
     progress: Callable[[str], None],
 ) -> tuple[Comparison, Accuracies]:
-    """Write the file, compare it with torch, and measure its accuracy if its outputs changed.
+    """Write and compare the file with torch; measure accuracy if its outputs changed.
 
     `progress` is called with the name of each part of the work.
     """

@@ -1,4 +1,4 @@
-"""The model card of an exported network: a Markdown file for the people who will use it."""
+"""The model card of an exported network: a Markdown file for its users."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Compare an exported file with its network: on random images and on the validation set.
+"""Compare an exported file with its network, on random and validation images.
 
 `RunImages` reads the images: training images calibrate, validation images measure the accuracy.
 """

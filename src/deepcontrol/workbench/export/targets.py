@@ -1,4 +1,4 @@
-"""Export targets: trace a network with dynamic sizes, write it as a file, and run that file.
+"""Export targets: trace a network with dynamic sizes, write and run its file.
 
 The packages of a target are optional and are imported when it is used.
 """
@@ -126,7 +126,7 @@ def trace(model: nn.Module, sizes: Sizes) -> ExportedProgram:
 
 
 class _TupleOutputs(nn.Module):
-    """ClassNet with a plain tuple of outputs: loading the file must not need this package."""
+    """ClassNet with a plain tuple of outputs: loading must not need this package."""
 
     def __init__(self, network: ClassNet) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def run_onnx(path: Path) -> Runner:
 
 @contextmanager
 def _quiet_registration() -> Iterator[None]:
-    """Silence the warnings of the exporter about missing torchvision, which is not used here."""
+    """Silence the exporter's warnings about missing torchvision, not used here."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -271,7 +271,10 @@ class _Reader:
 
 
 def _mean_convolutions(path: Path) -> list[str]:
-    """List the convolutions of window means (sums divided by their count), which fold adds."""
+    """List the convolutions of window means, which fold adds.
+
+    Window means are sums divided by their count.
+    """
     import onnx
 
     graph = onnx.load(path).graph

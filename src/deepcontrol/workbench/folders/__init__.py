@@ -1,1 +1,4 @@
-"""Run folders and study folders: file names, records, checksums, lock. Does not import torch."""
+"""Run and study folders: file names, records, checksums, lock.
+
+Does not import torch.
+"""

@@ -1,4 +1,4 @@
-"""The run folder: file names, a reader, and the lock of the process that trains in it.
+"""The run folder: file names, a reader, and the lock of the training process.
 
     config.json       configuration, derived values, versions (written by train/config.py)
     metrics.jsonl     one record per epoch (storage.py)
@@ -138,7 +138,7 @@ class Run:
         return "val_class_error" if self.is_classification else "val_class_iou"
 
     def class_series(self) -> dict[str, tuple[list[int], list[float]]]:
-        """Return the epochs and values of the class metric by class. Older runs have none."""
+        """Return epochs and values of the class metric by class; older runs have none."""
         names, found = self.class_names, {}
         rows = [row for row in self.metrics if _has_length(row.get(self.class_metric), names)]
         for i, name in enumerate(names):
@@ -160,7 +160,7 @@ class Run:
 
     @property
     def confusion(self) -> list[list[int]]:
-        """Counts by true and predicted class of the last evaluation; empty if there are none."""
+        """Return the last evaluation's counts by true and predicted class; empty if none."""
         names = self.class_names
         counts: Any = self.validation.get("confusion")
         if not _has_length(counts, names) or not all(_has_length(row, names) for row in counts):
@@ -205,7 +205,7 @@ class Run:
         return [epoch for epoch, _ in found], [value for _, value in found]
 
     def best(self) -> tuple[int, float] | None:
-        """Return the epoch and the error of the lowest validation error; None if there is none.
+        """Return epoch and error of the lowest validation error; None if there is none.
 
         Of epochs with the same error, the one with the lowest loss counts, as in training.
         """
@@ -300,7 +300,7 @@ def read_config(folder: Path) -> Row:
 
 
 def parse_config(content: object) -> Row:
-    """Return the content of a configuration file, with the names of the present version."""
+    """Return the content of a configuration file, with the present version's names."""
     row = _as_row(content)
     derived = row.get("derived")
     if isinstance(derived, dict) and "colours" in derived:  # as older versions spelled it

@@ -41,7 +41,7 @@ def write_atomic(path: Path, content: str | bytes, inside: Path | None = None) -
 
 @contextmanager
 def replacing(path: Path, inside: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a file that replaces `path` when the block ends, or vanishes after an error.
+    """Open a file that replaces `path` when the block ends, or is removed on error.
 
     Args:
         path: The file to replace.
@@ -90,7 +90,7 @@ def append_text(path: Path, text: str) -> None:
 
 
 def open_append(path: Path, inside: Path | None = None) -> TextIO:
-    """Open a regular file for appending, and create it if it is missing. See `replacing`."""
+    """Open a regular file for appending; create it if missing. See `replacing`."""
     with _explained(path), _open_folder(path, inside) as folder:
         _refuse_special(path, folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
@@ -98,19 +98,19 @@ def open_append(path: Path, inside: Path | None = None) -> TextIO:
 
 
 def make_folder(path: Path, inside: Path) -> Path:
-    """Create a folder below `inside`, unless it exists, and return it. See `replacing`."""
+    """Create a folder below `inside` unless it exists; return it. See `replacing`."""
     with _explained(path), _open_folder(path / "any", inside):
         return path
 
 
 def check_writable(path: Path, inside: Path) -> None:
-    """Raise OSError if `replacing` would refuse a path. For use before a long computation."""
+    """Raise OSError if `replacing` would refuse a path, before a long computation."""
     with _explained(path), _open_folder(path, inside) as folder:
         _refuse_special(path, folder)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder with its content, or a file. Of a symbolic link, remove the link alone."""
+    """Remove a folder with its content, or a file; of a symbolic link only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -129,7 +129,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def _open_folder(path: Path, inside: Path | None) -> Iterator[int]:
-    """Open the folder of a file, and create it, without following links below `inside`."""
+    """Open or create the folder of a file, without following links below `inside`."""
     if inside is None:
         inside = path.parent
     else:
@@ -178,7 +178,10 @@ def _link_message(path: Path) -> str:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Name the path in errors of the operating system, which names none in a failed write."""
+    """Name the path in errors of the operating system.
+
+    It names none in a failed write.
+    """
     try:
         yield
     except OSError as error:
@@ -356,7 +359,10 @@ Row = dict[str, Any]
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one line with its checksum and sync it. Numbers that are not finite become null."""
+    """Append one line with its checksum and sync it.
+
+    Numbers that are not finite become null.
+    """
     append_text(path, format_record(record))
 
 
@@ -400,7 +406,10 @@ class Scan:
     torn: str = ""  # message if the last line is incomplete, as a killed process leaves it
 
     def by_epoch(self) -> list[Row]:
-        """Return one record per epoch, sorted. The last wins: a resumed run repeats epochs."""
+        """Return one record per epoch, sorted.
+
+        The last wins: a resumed run repeats epochs.
+        """
         rows = {line.epoch: line.row for line in self.lines}
         return [rows[epoch] for epoch in sorted(rows)]
 

@@ -1,4 +1,4 @@
-"""The study folder: file names, the typed content of study.json, writing and reading.
+"""The study folder: file names, typed content of study.json, writing, reading.
 
     study.json        protocol, claims with their checks, figures, runs (`Study`)
     runs/NAME/        one run folder per run (runfolder.py)

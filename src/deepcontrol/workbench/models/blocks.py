@@ -24,7 +24,9 @@ OWN_ACTIVATION = ("frn", "evonorm-s0")  # norms with an activation in place of R
 
 
 def is_agc(norm: str) -> bool:
-    """Return whether a norm is AGC, with normalized or standardized filters or without.
+    """Return whether a norm is AGC.
+
+    Its filters may be normalized or standardized.
 
     >>> is_agc("agc"), is_agc("agc+ws"), is_agc("bn")
     (True, True, False)
@@ -33,7 +35,10 @@ def is_agc(norm: str) -> bool:
 
 
 class Block(Protocol):
-    """Factory of blocks from (N, in_channels, *) to (N, out_channels, *), with sides / stride."""
+    """Factory of blocks from (N, in_channels, *) to (N, out_channels, *).
+
+    The sides are divided by stride.
+    """
 
     def __call__(
         self,
@@ -95,7 +100,7 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
 
 
 def projection(block: Block, in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """Return the shortcut of a residual block that changes its shape: pooling and 1x1 filters.
+    """Return the shortcut of a block that changes its shape: pooling and 1x1 filters.
 
     The average pooling (https://arxiv.org/abs/1812.01187) reads every position. A 1x1 convolution
     with stride 2 would skip three of four, and torch 2.13 crashes in its backward pass on a CPU if
@@ -158,7 +163,7 @@ def start_gains_(model: nn.Module, ends: Sequence[nn.Module]) -> None:
 
 
 def scaled(channels: int, width: float) -> int:
-    """Scale a number of channels by `width`, rounded to a multiple of 4 and at least 4."""
+    """Scale a number of channels by `width`, to a multiple of 4 and at least 4."""
     if width <= 0:
         raise ValueError(f"width must be positive, got {width}")
     return max(4, 4 * round(channels * width / 4))
@@ -169,11 +174,12 @@ def scaled(channels: int, width: float) -> int:
 
 
 class FilterResponseNorm2d(nn.Module):
-    """Filter Response Normalization with its thresholded linear unit (Singh & Krishnan, 2020).
+    """Filter Response Normalization with its threshold (Singh & Krishnan, 2020).
 
         y = max(gamma * z / sqrt(mean(z^2) + eps) + beta, tau)
 
-    The mean is over H and W, per sample and channel. The learned threshold tau replaces ReLU.
+    The mean is over H and W, per sample and channel. The learned threshold tau (thresholded linear
+    unit) replaces ReLU.
 
     Paper: https://arxiv.org/abs/1911.09737
 

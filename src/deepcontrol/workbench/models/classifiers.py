@@ -1,4 +1,7 @@
-"""Classifiers: ResNet-18 and 50, CIFAR ResNets with plain versions (He et al., 2016), an MLP."""
+"""Classifiers: ResNet-18 and 50, CIFAR ResNets with plain versions, and an MLP.
+
+The ResNets are those of He et al. (2016).
+"""
 
 import itertools
 import math
@@ -255,7 +258,10 @@ class CifarResNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """act(shortcut + branch): (N, C, H, W) to (N, out_channels, H / stride, W / stride)."""
+    """Residual block: act(shortcut + branch).
+
+    (N, C, H, W) to (N, out_channels, H / stride, W / stride).
+    """
 
     def __init__(
         self, block: Block, activation: nn.Module, in_channels: int, out_channels: int, stride: int

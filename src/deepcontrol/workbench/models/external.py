@@ -1,4 +1,4 @@
-"""Networks of other libraries, or of your own, by name: timm:, smp:, torchvision:, module:function.
+"""Networks by name: timm:, smp:, torchvision:, or your own as module:function.
 
 BatchNorm becomes AGC (automatic gain control) with norm "agc" and stays with norm "bn".
 """
@@ -35,7 +35,7 @@ def is_external(name: str) -> bool:
 
 
 def is_code(name: str) -> bool:
-    """Return whether a network's name is a function of any module, which building it calls.
+    """Return whether a network's name is a function of a module, called to build it.
 
     >>> is_code("my_models:build"), is_code("timm:resnet18")
     (True, False)
@@ -100,7 +100,7 @@ class ExternalNetwork(nn.Module):
 
 
 def logits_of(outputs: Any) -> Tensor:
-    """Return the logits among the outputs of a network: a tensor, mapping, object or tuple."""
+    """Return the logits of a network's outputs: a tensor, mapping, object or tuple."""
     if isinstance(outputs, Mapping):
         outputs = next((outputs[key] for key in ("out", "logits") if key in outputs), outputs)
     elif not isinstance(outputs, Tensor) and hasattr(outputs, "logits"):

@@ -1,4 +1,4 @@
-"""Networks for segmentation: SegNet and ClassNet of the paper, and a residual U-Net."""
+"""Segmentation networks: the paper's SegNet and ClassNet, and a residual U-Net."""
 
 import itertools
 from collections.abc import Sequence
@@ -156,7 +156,10 @@ class BytePool(nn.MaxPool2d):
 
 
 class ByteUnpool(nn.MaxUnpool2d):
-    """nn.MaxUnpool2d(2) for the indices of BytePool; `output_size` is (H, W) before pooling."""
+    """nn.MaxUnpool2d(2) for the indices of BytePool.
+
+    `output_size` is (H, W) before pooling.
+    """
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -292,7 +295,7 @@ class ProjectedConvolution(nn.Sequential):
 
 
 class EncoderBlock(nn.Module):
-    """A sequence of projected convolutions, and a 1x1 projection of all their outputs."""
+    """A sequence of projected convolutions, and a 1x1 projection of all outputs."""
 
     def __init__(self, block: Block, in_channels: int, channels: int, convolutions: int) -> None:
         super().__init__()
@@ -313,7 +316,7 @@ class EncoderBlock(nn.Module):
 
 
 class Level(nn.Module):
-    """One resolution of the decoder: merge lateral connections with the coarser level.
+    """One resolution of the decoder: merge lateral connections with the coarser one.
 
     Contours are merged first and guide the merge of the classes.
     """
@@ -423,7 +426,10 @@ class UNet(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """act(shortcut + branch): (N, C, H, W) to (N, out_channels, H / stride, W / stride)."""
+    """Residual block: act(shortcut + branch).
+
+    (N, C, H, W) to (N, out_channels, H / stride, W / stride).
+    """
 
     def __init__(
         self, block: Block, norm: Norm, in_channels: int, out_channels: int, stride: int = 1
@@ -442,7 +448,7 @@ class ResidualBlock(nn.Module):
 
 
 class DecoderLevel(nn.Module):
-    """One level of the decoder: upsample, concatenate the skip connection, residual block."""
+    """One level of the decoder: upsample, concatenate the skip, residual block."""
 
     def __init__(self, block: Block, norm: Norm, below: int, channels: int) -> None:
         super().__init__()
@@ -455,6 +461,6 @@ class DecoderLevel(nn.Module):
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:
-    """Pad images at the bottom and right to multiples of a size, by repeating the border."""
+    """Pad images at bottom and right to multiples of a size, repeating the border."""
     height, breadth = x.shape[2:]
     return functional.pad(x, (0, -breadth % multiple, 0, -height % multiple), mode="replicate")

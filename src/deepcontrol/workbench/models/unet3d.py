@@ -1,4 +1,4 @@
-"""3-D U-Nets for medical volumes: a plain one (Cicek et al., 2016), and nnU-Net's two networks."""
+"""3-D U-Nets for medical volumes: plain (Cicek et al., 2016), and nnU-Net's two."""
 
 import itertools
 
@@ -133,7 +133,7 @@ class NnUNet3d(nn.Module):
             self.start_gains_()
 
     def start_gains_(self) -> None:
-        """Set the initial gains of AGC: see blocks.start_gains_. Other norms are not changed."""
+        """Set AGC's initial gains (see blocks.start_gains_); other norms do not change."""
         start_gains_(self, [m.branch[-1] for m in self.modules() if isinstance(m, ResidualBlock)])
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`deepcontrol predict`: label images with the network of a run, in tiles if they are large."""
+"""`deepcontrol predict`: label images with a run's network, in tiles if large."""
 
 import math
 import time
@@ -176,7 +176,7 @@ def load_network(
 
 
 def _classes(derived: dict[str, Any]) -> tuple[tuple[str, ...], Palette]:
-    """Return the names and colors of the classes; raise KeyError or TypeError if invalid."""
+    """Return the classes' names and colors; raise KeyError or TypeError if invalid."""
     names = tuple(str(name) for name in derived["classes"])
     colors = [tuple(color) for color in derived["colors"]]
     valid = all(len(c) == 3 and all(v in range(256) for v in c) for c in colors)
@@ -293,7 +293,7 @@ def predict_one(
 
 
 def _empty_probabilities(network: Network, size: Size) -> NDArray[np.float32]:
-    """Allocate (classes, H, W); raise ValueError if it needs more than half of the free memory."""
+    """Allocate (classes, H, W); raise ValueError above half of the free memory."""
     shape = (len(network.classes), *size)
     needed, free = 4 * math.prod(shape), free_memory(torch.device("cpu"))
     if needed > free / 2:

@@ -41,7 +41,7 @@ class Classifier(NamedTuple):
     channels: int
 
     def probabilities(self, images: Sequence[NDArray[np.uint8]]) -> Tensor:
-        """Return the probability of each class, (N, classes), for images (H, W, C) of `size`."""
+        """Return class probabilities (N, classes) of images (H, W, C) of `size`."""
         device = next(self.model.parameters()).device
         with torch.no_grad():
             batch = normalized(torch.from_numpy(np.stack(images)).to(device))
@@ -82,7 +82,7 @@ def load_classifier(
 def classify(
     classifier: Classifier, paths: Sequence[Path], out: Path, console: Console, errors: Console
 ) -> int:
-    """Classify images, print a table and write predictions.csv. Returns the exit code.
+    """Classify images, print a table, write predictions.csv; return the exit code.
 
     The file has a row per image: its path, the most likely class, its probability, and then the
     probability of every class. Images are resized and cropped at their center, as for evaluation.
@@ -153,7 +153,7 @@ def _predict(
 
 
 def read_image(path: Path, classifier: Classifier) -> NDArray[np.uint8]:
-    """Read an image at the size and with the channels that the network was trained on."""
+    """Read an image at the size and channels that the network was trained on."""
     image = ImageFile(path, free_memory(torch.device("cpu")))
     height, width = image.size
     pixels = image.read((0, height), (0, width), "L" if classifier.channels == 1 else "RGB")

@@ -1,4 +1,4 @@
-"""Find the images to predict, read them in regions, and write labels, overlays and GeoTIFFs.
+"""Find images, read their regions, and write labels, overlays and GeoTIFFs.
 
 Labels and probabilities of a GeoTIFF keep its georeference.
 """
@@ -94,7 +94,7 @@ def find_jobs(paths: Sequence[Path], out: Path) -> list[Job]:
 
 
 def images_in(folder: Path, out: Path) -> list[Path]:
-    """List the images of a folder and its subfolders by name, without those below `out`.
+    """List images of a folder and its subfolders by name, but none below `out`.
 
     The contact sheet of `deepcontrol data init` is no image to label.
 
@@ -110,14 +110,17 @@ def images_in(folder: Path, out: Path) -> list[Path]:
 
 
 def _is_image(path: Path, out: Path) -> bool:
-    """Return whether a path is a regular file with an image's suffix, outside of `out`."""
+    """Return whether a path is a regular file with an image suffix, outside `out`."""
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return False
     return not _real(path).is_relative_to(_real(out))
 
 
 def _real(path: Path) -> Path:
-    """Return the path without links. Unlike Path.resolve, it does not fail on a circle of links."""
+    """Return the path without links.
+
+    Unlike Path.resolve, it does not fail on a circle of links.
+    """
     return Path(os.path.realpath(path))
 
 
@@ -217,7 +220,7 @@ class DecodedImage:
 
 @contextlib.contextmanager
 def _no_pixel_limit() -> Iterator[None]:
-    """Disable Pillow's limit on the number of pixels. The free memory is the limit here."""
+    """Disable Pillow's pixel limit: the free memory is the limit here."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         yield
@@ -294,7 +297,7 @@ def write_legend(out: Path, classes: Sequence[str], palette: Palette) -> Path:
 
 
 def geo_tags(path: Path) -> list[Tag]:
-    """Return the tags with the georeference of a TIFF file; an empty list if it has none."""
+    """Return the tags with a TIFF file's georeference; an empty list without any."""
     if path.suffix.lower() not in TIFF_SUFFIXES:
         return []
     try:
@@ -330,5 +333,5 @@ def write_bands_tiff(file: BinaryIO, bands: NDArray[np.float32], tags: list[Tag]
 
 
 def _named(file: BinaryIO) -> tifffile.FileHandle:
-    """Return a handle with a name. tifffile asks for one, which files of a descriptor lack."""
+    """Return a handle with a name, which tifffile needs and descriptors lack."""
     return tifffile.FileHandle(file, name="labels.tif")

@@ -1,4 +1,4 @@
-"""Label an image with a network: whole, in tiles with shared means, in blended windows, resized.
+"""Label an image: whole, in tiles with shared means, in blended windows, resized.
 
 A tile has a core, and cores do not overlap. The network sees a window: the core with a halo around
 it. The halo is as wide as the receptive field, so that the border of the window does not affect the
@@ -208,7 +208,7 @@ def label_resized(
     size: Size,
     probabilities: NDArray[np.float32] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return the class of each pixel (H, W) of an image that the network sees at `size`.
+    """Return each pixel's class (H, W) for an image that the network sees at `size`.
 
     The image is resized to fit into `size` and padded, as in training. The logits are interpolated
     back to its own size. `probabilities` (classes, H, W) is filled if it is given.
@@ -277,7 +277,7 @@ def blend_weights(size: Size, device: torch.device) -> Tensor:
 
 
 def read_window(image: RegionReader, tile: Tile, model: nn.Module) -> Tensor:
-    """Read the window of a tile as a network input (1, 3, H, W) on the device of the model."""
+    """Read a tile's window as a network input (1, 3, H, W) on the model's device."""
     pixels = torch.from_numpy(image.read(*tile.window)).to(next(model.parameters()).device)
     return normalized(pixels.unsqueeze(0))
 
@@ -371,7 +371,7 @@ def _available_memory() -> int:
 
 
 def _cgroup_headroom(group: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes left under the memory limit of the container; 2^62 without a limit."""
+    """Return the bytes left under the container's memory limit; 2^62 without one."""
     try:
         limit = (group / "memory.max").read_text().strip()
         used = int((group / "memory.current").read_text())

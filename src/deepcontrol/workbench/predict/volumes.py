@@ -118,7 +118,7 @@ def load_volume_network(
 
 
 def find_jobs(paths: Sequence[Path], channels: int, out: Path) -> list[Job]:
-    """List the cases of files and folders, in nnU-Net's naming if there are several channels.
+    """List the cases of files and folders, in nnU-Net's naming for several channels.
 
     Raises:
         ValueError: A path does not exist, is no NIfTI file, or a case lacks a channel.
@@ -205,7 +205,7 @@ def class_probabilities(
 
 
 def gaussian_weights(size: Shape) -> NDArray[np.float32]:
-    """Return the weights of a window: a Gaussian with a deviation of an eighth of each side.
+    """Return a window's weights: a Gaussian of deviation an eighth of each side.
 
     No weight is below 1e-3 of the largest, so that every voxel of a volume has one.
 
@@ -234,7 +234,7 @@ def case_probabilities(
     job: Job,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> NDArray[np.float32]:
-    """Return the probabilities (classes, D, H, W) at the resolution of a case's files."""
+    """Return probabilities (classes, D, H, W) at the resolution of a case's files."""
     image = read_channels(job.images)
     shape = image.shape[1:]
     if network.format.voxel_size is None:
@@ -301,7 +301,7 @@ def read_channels(paths: Sequence[Path]) -> NDArray[np.float32]:
 
 
 def write_nifti(job: Job, path: Path, volume: NDArray) -> None:
-    """Write (D, H, W) or (classes, D, H, W) as NIfTI, in the space of the first channel."""
+    """Write (D, H, W) or (classes, D, H, W) as NIfTI, in the first channel's space."""
     package = nibabel()
     source: Any = package.load(job.images[0])
     image = package.Nifti1Image(volume.T, source.affine)  # (X, Y, Z), then classes

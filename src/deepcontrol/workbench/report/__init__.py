@@ -33,12 +33,12 @@ __all__ = ["Report", "run_report"]
 
 @dataclass(frozen=True)
 class Report:
-    """Write a page about runs: curves, predictions, worst images, classes, lambda by layer.
+    """Write a page about runs: curves, predictions, worst images, classes, lambda.
 
     For a study folder (`deepcontrol reproduce`), the page shows a summary, the paper's figure 1,
     the verdicts, lambda and pictures. The figures are also written as files.
 
-    The page is one self-contained HTML file. Runs may be unfinished.
+    Lambda is shown by layer. The page is one self-contained HTML file. Runs may be unfinished.
     """
 
     runs: Annotated[
@@ -84,7 +84,7 @@ def run_report(command: Report, console: Console) -> int:
 
 
 def _write(command: Report, say: Callable[[str], None]) -> tuple[Path, bool, str]:
-    """Write the page. Return its path, whether its runs are finished, and a line about it."""
+    """Write the page; return its path, whether runs are finished, and a line on it."""
     from .page import write_page, write_study_page
 
     studies = [folder for folder in command.runs if is_study(folder)]
@@ -136,7 +136,7 @@ _REFRESH = re.compile(rb'<meta http-equiv="refresh" content="\d+">\n')
 
 
 def page_key(folders: Sequence[Path]) -> str:
-    """Return a digest of the folders that a page is about, which is written into the page."""
+    """Return a digest of the folders of a page, which is written into the page."""
     paths = sorted(str(folder.resolve()) for folder in folders)
     return hashlib.sha256("\0".join(paths).encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -171,7 +171,7 @@ def _key_of(page: Path) -> str:
 def watch(
     folders: Sequence[Path], write: Callable[[], tuple[Path, bool]], say: Callable[[str], None]
 ) -> int:
-    """Rewrite a page whenever its files change, until Ctrl-C or until its runs are finished.
+    """Rewrite a page when its files change, until Ctrl-C or its runs are finished.
 
     The page reloads itself in the browser: no server, no port and no script. It stops reloading
     when the watch ends.
@@ -212,7 +212,7 @@ def watch(
 
 
 def reload_seconds(runs: Sequence[Run]) -> int:
-    """Return after how many seconds a watched page reloads: the time of an epoch, in bounds."""
+    """Return the seconds between reloads of a watched page: an epoch's, in bounds."""
     seconds = [run.series("seconds")[1][-1] for run in runs if run.series("seconds")[1]]
     low, high = RELOAD
     return round(min(max(min(seconds, default=low), low), high))

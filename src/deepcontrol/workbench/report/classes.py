@@ -1,4 +1,4 @@
-"""The classes of a run: legend, IoU or error of each class over time, confusion matrix."""
+"""A run's classes: legend, IoU or error by class over time, confusion matrix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def only_class(run: Run) -> str | None:
 
 
 def draw_class_curves(run: Run) -> Figure | None:
-    """Draw IoU (or error) of each class over the epochs; None if the run did not record it."""
+    """Draw IoU or error of each class over epochs; None if the run recorded none."""
     series = {name: values for name, values in run.class_series().items() if values[0][-1] > 0}
     if not series:
         return None
@@ -135,7 +135,7 @@ def draw_class_bars(run: Run) -> Figure | None:
 
 
 def draw_confusion(run: Run) -> Figure | None:
-    """Draw the confusion matrix in percent of each true class; None if there is none to draw.
+    """Draw the confusion matrix in percent of each true class; None without one.
 
     Classes without labels and without predictions are left out.
     """

@@ -76,7 +76,7 @@ def data_uri(figure: Figure) -> str:
 
 
 def save_figure(figure: Figure, out: Path, name: str, shaded: bool = False) -> str:
-    """Save a figure as SVG and PNG in a study's folder of figures; return its data URI.
+    """Save a figure as SVG and PNG in a study's figure folder; return its data URI.
 
     Args:
         figure: The figure.
@@ -371,7 +371,7 @@ def draw_line(axes: Axes, label: str, runs: Sequence[Run], metric: str, color: s
 def _draw_crosses(
     axes: Axes, at: Sequence[tuple[int, float]], color: str, label: str | None
 ) -> None:
-    """Draw crosses at epochs and values, moved to the top of the axis if they are above it."""
+    """Draw crosses at epochs and values; move those above the axis to its top."""
     bottom, edge = axes.get_ylim()
     top = edge - 0.04 * (edge - bottom)
     x, y = [epoch for epoch, _ in at], [min(value, top) for _, value in at]

@@ -1,4 +1,4 @@
-"""Per-layer statistics through a run: arrays from layers.jsonl, and their heat maps.
+"""Per-layer statistics over a run: arrays from layers.jsonl, and heat maps.
 
 In a heat map, rows are layers, from the image at the top to the logits at the bottom, and columns
 are epochs. White is the initial value. A layer's mean can stay constant while its filters spread,
@@ -65,7 +65,7 @@ def track_open(run: Run) -> Track | None:
 
 
 def thinned(values: Sequence[T], count: int) -> list[T]:
-    """Return at most `count` of the values, at equal distances, with the first and the last.
+    """Return at most `count` of the values, equally spaced, with first and last.
 
     >>> thinned(range(100), 4), thinned([1, 2], 4)
     ([0, 33, 66, 99], [1, 2])

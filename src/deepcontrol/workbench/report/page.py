@@ -218,7 +218,7 @@ def draw_others(run: Run, scales: dict[str, Scale]) -> str | None:
 def sample_pictures(
     pictures: Sequence[tuple[int, Path]],
 ) -> tuple[list[tuple[int, str]], list[str]]:
-    """Return epochs and data URIs of pictures, and a note for each that cannot be shown."""
+    """Return pictures' epochs and data URIs, and a note for each that is not shown."""
     shown, missing = [], []
     for epoch, path in pictures:
         try:
@@ -306,7 +306,7 @@ def write_figures(study: Study, runs: StudyRuns, out: Path) -> dict[str, str]:
 
 
 def write_sweeps(study: Study, out: Path) -> list[tuple[Sweep, str]]:
-    """Save the sweeps' charts as sweep1, sweep2, ...; return each sweep with its data URI."""
+    """Save the sweeps' charts as sweep1, sweep2, ...; return sweeps with data URIs."""
     return [
         (sweep, save_figure(draw_sweep(sweep), out, f"sweep{i}"))
         for i, sweep in enumerate(study.sweeps, 1)
@@ -334,7 +334,10 @@ def study_pictures(study: Study, runs: StudyRuns) -> list[tuple[str, int, str]]:
 
 
 def study_classes(study: Study, runs: StudyRuns) -> list[ClassRow]:
-    """Return the classes of the pictured runs, which share one data set, for the legend."""
+    """Return the pictured runs' classes, for the legend.
+
+    The runs share one data set.
+    """
     pictured = [run for run in runs.with_metrics(study.pictured) if run.samples]
     return class_rows(pictured[0]) if pictured else []
 

@@ -44,7 +44,7 @@ def final_errors(study: Study, runs: StudyRuns) -> FinalErrors:
 def _compare_batches(
     panel: Panel, study: Study, runs: StudyRuns
 ) -> tuple[str, dict[int, Measurement]]:
-    """Return norm and final errors of a panel, which are empty if it compares anything else."""
+    """Return norm and final errors of a panel; empty if it compares anything else."""
     errors: dict[int, Measurement] = {}
     kinds = set()
     lines = [(line, run) for line in panel.lines if (run := _first_run(line, runs))]
@@ -76,7 +76,7 @@ def study_summary(study: Study, errors: FinalErrors) -> str:
 
 
 def _error_sentences(study: Study, errors: FinalErrors) -> list[str]:
-    """Return the final errors in one sentence, then divergence, then the batch size's influence."""
+    """Return sentences on final errors, divergence, and the batch size's influence."""
     parts: list[str] = []
     diverged: list[str] = []
     listed: list[int] = []  # the batch sizes that the sentence named last
@@ -141,7 +141,7 @@ def _short(error: Measurement) -> str:
 
 
 def _speed_sentence(study: Study) -> str:
-    """Compare time and memory of a training step, if the benchmark measured both norms."""
+    """Compare time and memory of a step, if the benchmark measured both norms."""
     parts = []
     for measure, words in (
         ("step time", "a training step takes {0:.1f} ms with AGC and {1:.1f} ms with BatchNorm"),
@@ -160,7 +160,10 @@ def _speed_sentence(study: Study) -> str:
 
 
 def _verdict_sentence(study: Study) -> str:
-    """Return "Of the paper's 24 claims, 10 are reproduced, 6 are not and 8 are undecided."."""
+    """Return a sentence on how many of the paper's claims are reproduced.
+
+    "Of the paper's 24 claims, 10 are reproduced, 6 are not and 8 are undecided."
+    """
     ours = [claim for claim in study.claims if claim.beyond_paper]
     paper = [claim for claim in study.claims if not claim.beyond_paper]
     sentences = []

@@ -1,4 +1,4 @@
-"""Format the numbers of a study: measurements, checks, verdict tables, durations, settings.
+"""Format a study's numbers: measurements, checks, verdicts, durations, settings.
 
 The page, the terminal tables and results/readme.py all use these functions.
 """
@@ -317,7 +317,7 @@ def verdicts_markdown(study: Study) -> str:
 
 
 def sweep_table(sweep: Sweep) -> str:
-    """Return a Markdown table: a row per x, a column per series, errors with learning rates."""
+    """Return a Markdown table of errors and learning rates: rows x, columns series."""
     rows = [[sweep.x_label, *(series.label for series in sweep.series)]]
     rows.append(["---"] * len(rows[0]))
     for x in sorted({point.x for series in sweep.series for point in series.points}):
@@ -333,7 +333,7 @@ def point_text(point: Point) -> str:
 
 
 def sweep_rows(sweep: Sweep) -> list[tuple[int, float, list[Cell | None]]]:
-    """Return the cells of all learning rates: x, learning rate, and a cell of each series."""
+    """Return the cells of all learning rates: x, learning rate, a cell per series."""
     cells = {
         (point.x, cell.lr, i): cell
         for i, series in enumerate(sweep.series)
@@ -345,7 +345,7 @@ def sweep_rows(sweep: Sweep) -> list[tuple[int, float, list[Cell | None]]]:
 
 
 def edges_text(sweep: Sweep) -> str:
-    """Name the points whose best learning rate is at the edge of the grid; "" if none."""
+    """Name the points whose best learning rate is at the grid's edge; "" if none."""
     found = [
         f"{series.label} at {sweep.x_label} {point.x} (lr {point.lr:g})"
         for series in sweep.series

@@ -1,4 +1,4 @@
-"""The claims as data: the paper's statements and ours, with the checks that decide them.
+"""The claims as data: the paper's statements and ours, with their checks.
 
 When the rules were fixed: before the first run of this code on real images. Known at that time
 were small runs on synthetic scenes, the benchmark, and one run per setting of a prototype on

@@ -1,4 +1,4 @@
-"""The study's second part: claims on classification and depth, and the sweeps that show them.
+"""The study's second part: claims and sweeps on classification and depth.
 
 When the rules were fixed: before the first run of this part. Known at that time was an exploration
 of agc, agc+wn, bn and gn on CIFAR-10 with a prototype, one seed per setting, 1 to 12 epochs.
@@ -198,14 +198,14 @@ def deep(norm: Norm, model: Model) -> Tuned:
 
 
 def deep_below(norm: Norm, models: Sequence[Model], by: float = 0.0) -> list[Check]:
-    """Require an error of AGC below that of another norm by some points, in each network."""
+    """Require AGC's error below another norm's by some points, in each network."""
     return [higher(deep(norm, model), deep("agc+wn", model), by=by) for model in models]
 
 
 def deep_not_above(
     norm: Norm, models: Sequence[Model], by: float, of: Norm = "agc+wn"
 ) -> list[Check]:
-    """Require an error of AGC that exceeds that of another norm by less than some points."""
+    """Require AGC's error to exceed another norm's by less than some points."""
     checks = (no_worse(deep(of, model), deep(norm, model), by=by) for model in models)
     return [check for each in checks for check in each]
 
@@ -307,7 +307,7 @@ PUBLISHED_MARGIN = 0.75
 
 
 def trained_long(norm: Norm) -> Tuned:
-    """Return ResNet-20 at batch size 128, at its better learning rate after 200 epochs."""
+    """Return ResNet-20 at batch 128, at its better learning rate after 200 epochs."""
     return tuned(Arm(norm, 128, 0.0, "resnet20"), DEPTH_LRS)
 
 

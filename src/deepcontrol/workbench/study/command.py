@@ -1,4 +1,4 @@
-"""`deepcontrol reproduce`: train the missing runs, judge the claims, write the page."""
+"""`deepcontrol reproduce`: train missing runs, judge the claims, write the page."""
 
 import contextlib
 import math
@@ -123,7 +123,7 @@ def run_reproduce(settings: Reproduce, console: Console) -> int:
 
 
 def print_claims(console: Console, settings: Reproduce) -> None:
-    """Print the ids of the claims that the study judges, and of the others of its preset."""
+    """Print the ids of the claims that the study judges, and of the preset's others."""
     chosen = {claim.id for claim in settings.claims}
     judged = [name for name in settings.known_ids if name in chosen]
     others = [name for name in settings.known_ids if name not in chosen]

@@ -1,4 +1,4 @@
-"""Executors: train runs in processes of this machine, or as tasks on a Ray cluster.
+"""Executors: train runs in local processes, or as tasks on a Ray cluster.
 
 A worker is a process that trains one run after the other, since starting Python and CUDA can take
 longer than a small run. It reads runs from its standard input, one line of JSON each (several runs
@@ -106,7 +106,7 @@ class Worker:
 
 
 def worker_main() -> int:
-    """Train runs until standard input closes or a run fails; return the last exit code.
+    """Train runs until stdin closes or a run fails; return the last exit code.
 
     A failed run ends the process, because it may leave the GPU unusable.
     """
@@ -193,7 +193,7 @@ def visible_gpus() -> list[str]:
 
 
 class Local:
-    """Executor with one worker per slot, and one run or ensemble at a time per worker."""
+    """Executor of one worker per slot, and one run or ensemble at a time per worker."""
 
     def __init__(self, slots: Sequence[Slot], logs: Path) -> None:
         self.logs = logs

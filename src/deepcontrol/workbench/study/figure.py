@@ -1,4 +1,4 @@
-"""Figures and tables of a study: panels of arms, the learning-rate grid, and sweeps.
+"""Figures and tables of a study: panels of arms, learning-rate grid, and sweeps.
 
 A sweep is the final error of tuned arms over a setting, such as the batch size.
 """
@@ -184,7 +184,7 @@ class SweepSpec:
     series: tuple[tuple[str, tuple[tuple[int, Tuned], ...]], ...]
 
     def sweep(self, curves: Curves) -> Sweep:
-        """Return the sweep with the measured errors. Points without a finished run are left out."""
+        """Return the sweep with measured errors; leave out points without a finished run."""
         series = (
             Series(
                 label, tuple(point(x, tuned, curves) for x, tuned in points if ran(tuned, curves))

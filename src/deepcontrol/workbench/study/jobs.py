@@ -1,4 +1,4 @@
-"""The runs of a study: the plan, each run's progress, and the queue that trains them."""
+"""The runs of a study: plan, progress of each, and the queue that trains them."""
 
 import contextlib
 import math
@@ -126,7 +126,7 @@ def _finished_curves(jobs: Sequence[Job], read_curve: "CurveReader") -> dict[Arm
 
 
 def refuse_changed(jobs: list[Job]) -> None:
-    """Raise an error if an existing run differs from its job, or is a link to another folder.
+    """Raise an error if a run differs from its job or is a link to another folder.
 
     Runs may differ in the engine, which changes the speed and the rounding of the same function.
     """

@@ -50,7 +50,7 @@ def mean_or_nan(values: Sequence[float]) -> float:
 
 
 def final_value(values: tuple[float, ...], schedule: Schedule) -> float:
-    """Average the last tenth, because single epochs at a constant learning rate are noisy.
+    """Average the last tenth: single epochs at a constant learning rate are noisy.
 
     With a cosine schedule the last epoch is the result: the learning rate has fallen to 0.
     """

@@ -1,4 +1,4 @@
-"""The study's third part: the paper's own proposals, and one recipe for segmentation.
+"""The study's third part: the paper's proposals, and a recipe for segmentation.
 
 The paper names mechanisms that it does not show: deep layer-wise noise, GEMS (gated effective
 minibatch size), momentum near one, and other estimates of the background. It also reports values of
@@ -316,7 +316,7 @@ BOTH_BATCHES = "BatchNorm's at batch sizes 4 and 8, at the best of five learning
 
 
 def recipe_claims(prefix: str, agc: str, arm: Arm) -> tuple[Claim, ...]:
-    """Return the claims that an arm at batch size 1 is as good as BatchNorm, and better."""
+    """Return the claims that an arm at batch 1 is as good as BatchNorm, and better."""
     return (
         proposal(
             f"{prefix}-error",

@@ -1,4 +1,4 @@
-"""A study's evidence and its record: collect results, write study.json, pack the folder.
+"""A study's evidence and record: collect, write study.json, pack the folder.
 
 A packed study holds all evidence for its verdicts and is small enough to commit. It is a study
 folder: judging it again gives the same verdicts, and another machine can continue it.

@@ -71,14 +71,14 @@ def difference_interval(a: Sequence[float], b: Sequence[float] | None) -> Interv
 
 
 def _pooled(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the squared standard error and degrees of freedom for one shared variance."""
+    """Return squared standard error and degrees of freedom for a shared variance."""
     freedom = sum(len(g) - 1 for g in groups)
     common = sum((len(g) - 1) * variance(g) for g in groups) / freedom
     return common * sum(1 / len(g) for g in groups), freedom
 
 
 def _welch(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the squared standard error and degrees of freedom for separate variances."""
+    """Return squared standard error and degrees of freedom for separate variances."""
     parts = [variance(g) / len(g) for g in groups]
     total = sum(parts)
     if total == 0:
@@ -124,7 +124,7 @@ class Evidence:
 
 
 def choose(tuned: Tuned, curves: Mapping[Arm, Sequence[Curve]]) -> Arm | None:
-    """Return the arm with the lowest final error of seed 0, the first one after a tie.
+    """Return the arm of the lowest final error of seed 0, the first one after a tie.
 
     None if a learning rate has no finished run of seed 0 yet, or if all of them diverged.
     """
@@ -146,7 +146,7 @@ def _first_seeds(tuned: Tuned, curves: Mapping[Arm, Sequence[Curve]]) -> list[Cu
 def measure_contender(
     measure: Measure, contender: Arm | Tuned, curves: Mapping[Arm, Sequence[Curve]]
 ) -> tuple[Measurement, list[float]]:
-    """Return a measure of an arm, or of a tuned arm's best learning rate, and its values.
+    """Return a measure of an arm, or of the best of a tuned one, and its values.
 
     There are no values while the learning rate is not chosen. If every learning rate diverged, each
     of them counts as one run that diverged.

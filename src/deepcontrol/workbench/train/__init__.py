@@ -1,4 +1,4 @@
-"""`deepcontrol train` (with --dry-run and --find-lr), `deepcontrol eval`, and `Trainer`."""
+"""`deepcontrol train` (--dry-run, --find-lr), `deepcontrol eval`, and `Trainer`."""
 
 import os
 from dataclasses import dataclass, fields, replace
@@ -73,7 +73,7 @@ class Eval:
 
 
 def run_train(command: TrainCommand, console: Console) -> int:
-    """Train, print the plan of a dry run, or find a learning rate. Return the exit code."""
+    """Train, print a dry run's plan, or find a learning rate; return the exit code."""
     config = with_channels(Train(**{f.name: getattr(command, f.name) for f in fields(Train)}))
     if command.dry_run:
         if os.environ.get("RANK", "0") == "0":  # torchrun starts several processes

@@ -229,7 +229,7 @@ class Objective:
 
 
 def _scaled(loss: Tensor, scales: Tensor | None, index: int) -> Tensor:
-    """Scale a mean over pixels (index 0) or over samples (index 1) to the whole batch."""
+    """Scale a mean over pixels (index 0) or samples (index 1) to the whole batch."""
     return loss if scales is None else scales.flatten()[index].to(loss.dtype) * loss
 
 
@@ -365,7 +365,7 @@ def load(
     progress: Callable[[str, int, int], None],
     folder: Path | None = None,
 ) -> Cache | DatasetSplit:
-    """Read all samples of a source: decode files into a cache, or scan a torch Dataset."""
+    """Read all samples: decode files into a cache, or scan a torch Dataset."""
 
     def report(done: int, total: int) -> None:
         progress(source.name, done, total)
@@ -377,7 +377,7 @@ def load(
 
 
 def segmentation_augmentation(config: Train) -> Augment:
-    """Return the augmentation of a segmentation run. Color jitter is for RGB images only."""
+    """Return a segmentation run's augmentation; color jitter is for RGB images only."""
     if config.augmentation == "strong":
         return Augment(scale=STRONG_SCALE, color=STRONG_COLOR if config.in_channels == 3 else 0.0)
     return Augment(flip=config.augmentation == "flip")
@@ -475,7 +475,7 @@ def lambdas(model: nn.Module) -> list[nn.Parameter]:
 def add_noise_(
     model: nn.Module, noise: float, dropout: float, seed: int, rank: int
 ) -> Callable[[], None]:
-    """Add --noise and --dropout to a network that is trained; return a function that removes them.
+    """Add --noise and --dropout to a network; return a function that removes them.
 
     Noise is added by each AGC layer, or behind each BatchNorm. Dropout sets whole maps of the
     classifier's input to 0. Neither has parameters or acts in evaluation.

@@ -1,4 +1,6 @@
-"""Checkpoints: files, and a thread that writes them. See snapshot.py for their contents.
+"""Checkpoints: files, and a thread that writes them.
+
+See snapshot.py for their contents.
 
 A checkpoint is a folder of plain files:
 
@@ -143,7 +145,10 @@ def load(folder: Path) -> Checkpoint:
 
 
 def _refuse_compressed(path: Path) -> None:
-    """Raise ValueError if a ZIP file is compressed. torch writes none, but would inflate any."""
+    """Raise ValueError if a ZIP file is compressed.
+
+    torch writes none, but would inflate any.
+    """
     with zipfile.ZipFile(path) as file:
         for about in file.infolist():
             if about.compress_type != zipfile.ZIP_STORED:
@@ -231,7 +236,7 @@ def _replaced(folder: Path) -> Path:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the replaced one if a process died between the two renames."""
+    """Return the folder, or the replaced one if a process died between renames."""
     replaced = _replaced(folder)
     return replaced if not folder.exists() and replaced.exists() else folder
 

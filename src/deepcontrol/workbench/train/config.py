@@ -1,4 +1,4 @@
-"""Settings of a training run: the options of `deepcontrol train`, their defaults and checks."""
+"""Settings of a training run: options of `deepcontrol train`, defaults, checks."""
 
 import math
 from dataclasses import dataclass

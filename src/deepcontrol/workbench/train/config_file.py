@@ -1,4 +1,4 @@
-"""config.json of a run: write it, read it, and compare it with the settings that resume the run."""
+"""Write and read a run's config.json, and compare it with resuming settings."""
 
 import types
 import typing
@@ -126,7 +126,7 @@ def differences(config: Train, before: Train) -> list[str]:
 
 
 def spelled_as(before: Train, config: Train) -> Train:
-    """Return the configuration of a resumed run, with its own spelling of equal settings.
+    """Return a resumed run's configuration with its own spelling of equal settings.
 
     A default may be spelled out, as --lr 0.08 in place of no --lr. The checkpoints of the run hold
     a copy of its settings, which config.json must keep to match.
@@ -153,7 +153,7 @@ def changed_settings(config: Train) -> dict[str, Any]:
 
 
 def _effective(config: Train, name: str) -> Any:
-    """Return the value of a setting; the resolved one where None stands for a default."""
+    """Return a setting's value; the resolved one where None stands for a default."""
     resolved = {
         "size": "sample_size",
         "augment": "augmentation",

@@ -1,4 +1,4 @@
-"""Explain why a run failed: the first layer that is not finite, the batch size that fits.
+"""Explain a failed run: the first non-finite layer, the batch size that fits.
 
 Runs that no machine like this one has the memory for are refused before anything is allocated.
 """
@@ -108,7 +108,7 @@ def memory_fault_at_start(device: torch.device, size: Sequence[int], width: floa
 
 
 def device_fault(run: TrainingRun, error: Exception) -> DeviceError:
-    """Return the error for a GPU that failed, which this process must not use any more."""
+    """Return the error for a failed GPU, which this process must not use any more."""
     failure = ""
     try:
         run.writer.wait()  # its checkpoints are on the CPU already
@@ -230,7 +230,7 @@ def step_bytes(
 
 
 def state_bytes(config: Train, parameters: int, processes: int = 1) -> float:
-    """Return the bytes of parameters, gradients, optimizer state and EMA in one process."""
+    """Return bytes of parameters, gradients, optimizer state and EMA in one process."""
     copies = 2 + (2 if config.optimizer == "adamw" else config.momentum > 0)
     copies += config.ema is not None
     return parameters * 4 * copies / (processes if config.fsdp else 1)

@@ -131,7 +131,7 @@ def open_runs(
 
 
 def check_startable(config: Train) -> None:
-    """Raise ValueError if the folder has a finished run, or one that `train` can resume."""
+    """Raise ValueError if the folder has a finished run, or one that can be resumed."""
     before, _ = load_started_config(config)
     if before is not None and is_finished(config.out, before.epochs):
         raise ValueError(f"{config.out} has a finished run; leave it out or choose another --out")

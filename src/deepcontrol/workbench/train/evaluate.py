@@ -1,4 +1,4 @@
-"""Evaluate a model: error, IoU, statistics of each layer, and a moving average of the weights.
+"""Evaluate: error, IoU, layer statistics, and a moving average of the weights.
 
 AGC subtracts the mean over the image. The mean over a whole image differs from the means over the
 crops that a network was trained on, and the error is higher for it (dev/LOG.md,
@@ -204,7 +204,7 @@ def is_neuron(module: nn.Module) -> bool:
 
 
 def is_block(module: nn.Module) -> bool:
-    """Return whether a module is a block of a filter layer, its norm and its activation."""
+    """Return whether a module is a block of filter layer, norm and activation."""
     first = module[0] if isinstance(module, nn.Sequential) and len(module) > 1 else None
     return isinstance(first, (nn.Conv2d, nn.Conv3d, nn.Linear)) and not is_neuron(first)
 
@@ -304,7 +304,10 @@ class MovingAverage:
             own.copy_(trained)
 
     def state(self) -> dict[str, Any]:
-        """Return the trained weights and the steps. A checkpoint's weights are the average."""
+        """Return the trained weights and the steps.
+
+        A checkpoint's weights are the average.
+        """
         return {"weights": self.trained.state_dict(), "steps": self.steps}
 
     def restore(self, state: object) -> None:

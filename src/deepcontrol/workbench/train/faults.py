@@ -1,4 +1,4 @@
-"""Detect faults of a run: steps that are not finite, memory that ran out, and GPUs that failed.
+"""Detect faults of a run: non-finite steps, exhausted memory, and failed GPUs.
 
 `Guard` tests loss and gradients on the device, between backward and update. From the first bad step
 on, the optimizer skips its updates, so the model keeps the weights from before that step. The host
@@ -234,7 +234,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Return whether an error means that a GPU failed, for another reason than its memory.
+    """Return whether a GPU failed, for another reason than its memory.
 
     CUDA reports a fault of a kernel at a later call, and at every call from then on.
     """

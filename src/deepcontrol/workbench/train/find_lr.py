@@ -68,7 +68,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Excess:
-    """Mean difference to the best trial over the same batches, and its standard error."""
+    """Mean difference to the best trial on the same batches, and its standard error."""
 
     mean: float
     error: float
@@ -164,7 +164,10 @@ def find_lr(
 
 
 def _restart(step: TrainingStep, start: dict[str, Tensor]) -> None:
-    """Restore the weights and clear the optimizer's state, in place as a captured step needs it."""
+    """Restore the weights and clear the optimizer's state, in place.
+
+    A captured step needs the same tensors.
+    """
     step.model.load_state_dict(start)
     for state in step.optimizer.state.values():
         for value in state.values():
@@ -276,7 +279,7 @@ def _print_search(search: LRSearch, steps: int, console: Console) -> None:
 
 
 def _advice(search: LRSearch) -> str:
-    """Return the suggestion as a sentence, and how to go on if the range was too narrow."""
+    """Return the suggestion as a sentence, with advice if the range was too narrow."""
     best, suggestion = search.best, search.suggestion
     first, last = search.trials[0], search.trials[-1]
     if best is None or suggestion is None:

@@ -1,4 +1,4 @@
-"""The training loop: steps, and after each epoch an evaluation, records and a checkpoint."""
+"""The training loop: steps, then per epoch evaluation, records and a checkpoint."""
 
 import os
 import time
@@ -83,7 +83,7 @@ def train(
 
 
 def train_run(run: TrainingRun) -> int:
-    """Train an opened run. Save after a signal; explain failures of memory and device."""
+    """Train an opened run; save after a signal; explain memory and device failures."""
     try:
         train_epochs(run)
     except Stopped as stopped:
@@ -254,7 +254,7 @@ def lock_by_main(config: Train, group: Group) -> Iterator[RunLock | None]:
 
 
 def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float, list[ImageError]]:
-    """Return confusion matrix and mean loss over the validation images, and the worst images."""
+    """Return the validation images' confusion matrix, mean loss, and worst images."""
     run.display.start_bar("evaluating", len(run.val))
     errors = ImageErrors(run.val.ignored_label, run.val.rank, run.val.world)
     done, loss_sum = 0, torch.zeros((), dtype=torch.float64, device=run.group.device)
@@ -276,7 +276,7 @@ def _evaluate(run: TrainingRun) -> tuple[ConfusionMatrix, float, list[ImageError
 
 
 def _layer_stats(run: TrainingRun) -> dict[str, Any]:
-    """Compute the layers' statistics on the first window of the first validation batch."""
+    """Compute layer statistics on the first window of the first validation batch."""
     images = split_windows(next(iter(run.val.epoch())).images, run.config.window)[0]
     has_images = run.group.rank < min(run.val.batch_size, len(run.val.dataset))
     with evaluating(run.evaluated, run.group.device, run.step.autocast):
@@ -286,7 +286,10 @@ def _layer_stats(run: TrainingRun) -> dict[str, Any]:
 def _metrics(
     run: TrainingRun, epoch: int, val_loss: float, matrix: ConfusionMatrix, started: float
 ) -> dict[str, Any]:
-    """Return the epoch's record. Only seconds, images_per_s and peak_mib vary between runs."""
+    """Return the epoch's record.
+
+    Only seconds, images_per_s and peak_mib vary between runs.
+    """
     position, trained = run.position, epoch > 0
     scores: dict[str, Any] = {"val_error": matrix.pixel_error}
     if run.config.task == "segmentation":

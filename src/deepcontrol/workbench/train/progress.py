@@ -1,4 +1,4 @@
-"""Show the progress of a run: terminal, TensorBoard, and sheets of validation images."""
+"""Show a run's progress: terminal, TensorBoard, and sheets of validation images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -113,7 +113,7 @@ def one_class_line(name: str, task: Task) -> str:
 def validation_note(
     histogram: Sequence[int], images: int, classes: Sequence[str], advice: str = "add images"
 ) -> str:
-    """Return a warning if the validation images are too few to judge a network, else "".
+    """Return a warning if too few validation images can judge a network, else "".
 
     Args:
         histogram: Pixels or images of each class.
@@ -268,7 +268,7 @@ def worst_sheet(
 
 
 def sample_name(source: Source | DatasetSplit, index: int) -> str:
-    """Return the file name of a sample, the case of a volume, or its number if it has no file."""
+    """Return a sample's file name, a volume's case, or its number if it has no file."""
     match source:
         case PairedFiles():
             return source.pairs[index].image.name
@@ -319,7 +319,7 @@ def _segmentation_sheet(
 
 
 def _row(image: Tensor, labels: Tensor, predicted: Tensor, batches: BatchStream) -> Pixels:
-    """Draw image, label, prediction and errors; of a volume, the slice with the most labels."""
+    """Draw image, label, prediction and errors; of a volume, its most labeled slice."""
     if image.dim() == 4:
         depth = int(((labels > 0) & (labels != VOID)).flatten(1).sum(1).argmax())
         image, labels, predicted = image[:, depth], labels[depth], predicted[depth]

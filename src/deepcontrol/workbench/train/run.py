@@ -1,4 +1,4 @@
-"""A training run in progress: everything the loop works with, its position, and signals."""
+"""A training run in progress: all that the loop uses, its position, and signals."""
 
 import os
 import signal
@@ -149,7 +149,10 @@ class TrainingRun:
         return epoch % self.config.save_epochs == 0 or epoch == self.config.epochs
 
     def draws_after(self, epoch: int) -> bool:
-        """Return whether pictures are drawn after an epoch. The last one is drawn with others."""
+        """Return whether pictures are drawn after an epoch.
+
+        The last one is drawn with others.
+        """
         drawn = self.config.sample_epochs
         return epoch in drawn or (bool(drawn) and epoch == self.config.epochs)
 
@@ -238,10 +241,10 @@ class TrainingRun:
             raise Stopped(signum)
 
     def advance_epoch(self, error: float, loss: float) -> None:
-        """Move to the next epoch, after the current one was recorded with these validation metrics.
+        """Move to the next epoch, after the current one was recorded.
 
-        Of epochs with the same error, the one with the lowest loss is the best: with few validation
-        images many epochs have the same error.
+        `error` and `loss` are its validation metrics. Of epochs with the same error, the one with
+        the lowest loss is the best: with few validation images many epochs have the same error.
         """
         position = self.position
         position.epoch += 1

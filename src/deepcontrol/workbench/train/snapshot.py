@@ -1,4 +1,4 @@
-"""Contents of a checkpoint: copy the state of a run, and restore it after validation.
+"""Contents of a checkpoint: copy a run's state, and restore it after validation.
 
 A checkpoint is untrusted input. Fused SGD writes through raw pointers, so that a momentum buffer of
 another shape, dtype or layout would make it write outside the buffer. Every restored tensor is
@@ -199,7 +199,10 @@ def _restore_rng(states: list[tuple[Tensor, Tensor | None]], group: Group) -> No
 
 
 def _check_generator(state: Tensor) -> None:
-    """Raise ValueError if a state makes the generator read past its words. torch checks less."""
+    """Raise ValueError if a state makes the generator read past its words.
+
+    torch checks less.
+    """
     if type(state) is not Tensor or state.dtype != torch.uint8 or state.ndim != 1:
         raise ValueError("expected the state of a random number generator")
     content = state.contiguous().numpy().tobytes().ljust(24, b"\0")
@@ -219,7 +222,7 @@ def _copy_to_cpu(value: Any) -> Any:
 
 
 def _empty_on_cpu(value: Tensor) -> Tensor:
-    """Allocate a CPU tensor; pinned for a GPU tensor, so that the copy is asynchronous.
+    """Allocate a CPU tensor, pinned for a GPU tensor: the copy is asynchronous.
 
     torch reuses freed pinned memory, so only the first checkpoint pays for the allocation.
     """

@@ -1,4 +1,4 @@
-"""Start a run: lock its folder, build everything from its settings, restore its checkpoint."""
+"""Start a run: lock its folder, build it from settings, restore its checkpoint."""
 
 import math
 import platform
@@ -223,7 +223,7 @@ def build_gems(config: Train, model: nn.Module, optimizer: torch.optim.Optimizer
 
 
 def load_started_config(config: Train) -> tuple[Train | None, dict[str, Any]]:
-    """Return the configuration and derived values of the run in the folder, if there is one."""
+    """Return configuration and derived values of the run in the folder, if any."""
     if (config.out / CONFIG).exists():
         before, derived = load_config(config.out)
         check_unchanged(config, before)
@@ -314,7 +314,7 @@ def _resume(
 
 
 def changed_threads(run: Path, device: torch.device) -> str:
-    """Return a note if a run on a CPU resumes with another number of threads, else "".
+    """Return a note if a CPU run resumes with another number of threads, else "".
 
     Sums are split over the threads, so that their last bits depend on the number.
     """
@@ -367,7 +367,7 @@ def derived_values(
 
 
 def derived_from_source(source: Source | DatasetSplit) -> dict[str, Any]:
-    """Return the values that `deepcontrol predict` needs to read images as the source does."""
+    """Return the values for `deepcontrol predict` to read images as the source does."""
     if isinstance(source, VolumeSplit):
         data = source.dataset
         spacing = {} if data.spacing is None else {"voxel_size": list(data.spacing)}

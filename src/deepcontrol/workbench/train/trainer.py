@@ -1,4 +1,7 @@
-"""Train from Python: your own network and torch Datasets, with the runs of `deepcontrol train`."""
+"""Train your own network on torch Datasets from Python.
+
+The runs are those of `deepcontrol train`.
+"""
 
 import signal
 from collections.abc import Sequence
@@ -42,7 +45,7 @@ AGC_LAYERS = (_AGC, _AGCConv, AGCLinear)
 
 
 class Trainer:
-    """Train a network on torch Datasets, in a run folder as `deepcontrol train` writes it.
+    """Train a network on torch Datasets, in a run folder like `deepcontrol train`'s.
 
     The run folder can be resumed, and `deepcontrol report` draws it. A dataset returns pairs
     (image, label): see `deepcontrol.workbench.data.dataset`. The loss, the optimizer and all else
@@ -160,7 +163,7 @@ def evaluate_checkpoint(
     console: Console,
     batch_size: int | None = None,
 ) -> ConfusionMatrix:
-    """Load the weights of a run's checkpoint into a network, and evaluate it on a source.
+    """Load a checkpoint's weights into a network, and evaluate it on a source.
 
     Args:
         config: Settings of the run, with its folder.
@@ -222,7 +225,7 @@ def _with_data(config: Train, train: Source | DatasetSplit, model: nn.Module | N
 def _class_names(
     model: nn.Module | None, train: LabeledImages, classes: Sequence[str] | None
 ) -> Sequence[str] | None:
-    """Return the names of the classes, numbers if only the network knows how many there are."""
+    """Return the class names, or numbers if only the network knows how many."""
     if classes is not None or model is None or getattr(train, "classes", None) is not None:
         return classes
     probe = DatasetSplit(train, "train", [""] * 255)  # any label is valid
