@@ -139,7 +139,7 @@ def _panel(
     tiling: tuple[float, float, float, float] | None = None,
     label: Class = Class.BUILDING,
 ) -> None:
-    """Place a rectangle (length, height) along the road, or across it toward +x if `facing`."""
+    """Place a rectangle (length, height) along the road; across to +x if `facing`."""
     length, height = size
     site.place(
         "panel",

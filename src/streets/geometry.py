@@ -229,7 +229,7 @@ def _middle(corners: Sequence[Point]) -> Point:
 
 
 def _unwrap(corners: Sequence[Point], normal: Point) -> tuple[Point2, ...]:
-    """Return texture coordinates in meters, along the two axes most parallel to the face."""
+    """Return texture coordinates in meters, along two axes most parallel to the face."""
     size = [abs(n) for n in normal]
     if size[0] >= max(size[1], size[2]):
         return tuple((p[2], p[1]) for p in corners)

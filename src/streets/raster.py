@@ -41,7 +41,10 @@ class Strips:
 
 @dataclass(frozen=True)
 class Faces:
-    """Faces in painting order. The corners of face i are first[i] .. first[i] + count[i]."""
+    """Faces in painting order.
+
+    The corners of face i are first[i] .. first[i] + count[i].
+    """
 
     first: Ints
     count: Ints

@@ -1,4 +1,4 @@
-"""Plants and street furniture: trees, bushes, hedges, lamps, poles, signs, traffic lights.
+"""Plants (trees, bushes, hedges), lamps, poles, signs and traffic lights.
 
 Palette slots of plants: 0 leaves, 1 bark. Slots of signs: 0 face, 1 border, 2 symbol. Slots of
 traffic lights: 0 case, 1 red, 2 amber, 3 green, 4 visor.
@@ -234,7 +234,7 @@ def _sign_shape(kind: str) -> Shape:
 
 
 def _tree_shape(fork: float, *crowns: tuple[Texture, float, float, float, float]) -> Shape:
-    """Build a tree 10 m tall: trunk, boughs, and crown sprites (left, right, low, high)."""
+    """Build a 10 m tree: trunk, boughs, and crown sprites (left, right, low, high)."""
     shape = Shape()
     shape.flat(bar((0.0, -0.05), 0.5, (0.0, fork), 0.32), BARK, Texture.BARK)
     shape.flat(bar((0.0, fork - 0.3), 0.26, (-1.1, fork + 2.4), 0.1), BARK, Texture.BARK)

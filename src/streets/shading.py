@@ -246,7 +246,7 @@ def _column_centers(rows: int, columns: int) -> Plane:
 def _texels(
     forms: tuple[tuple[Floats, Floats], ...], runs: Runs, columns: Plane
 ) -> tuple[Plane, Int32s, Int32s]:
-    """Return 1/z and integer texel coordinates of every pixel from the linear forms of its run.
+    """Return 1/z and integer texel coordinates of all pixels from their runs' forms.
 
     Texels are counted from -_BIAS, so that truncation is the floor. A ratio of linear forms is
     monotone along a run: if both ends are in range, no pixel between them overflows the cast.
@@ -279,7 +279,7 @@ def _blur_level(density: Floats, inverse: Floats) -> Ints:
 
 
 def _lit_colors(site: Site, strips: Strips, faces: Faces, light: Light, shaded: Bools) -> Plane:
-    """Return the palette colors times the light on each id: (channel, id * SLOTS + slot)."""
+    """Return palette colors times light by id: (channel, id * SLOTS + slot)."""
     palettes = np.array(site.palettes)
     ground = len(strips.planes)
     palette = np.concatenate(([0], strips.table["palette"].astype(np.int64), faces.palette))
@@ -352,7 +352,7 @@ def expose(planes: list[Plane], camera: Camera, dice: Dice) -> npt.NDArray[np.ui
 
 
 def _blur(plane: Plane, side: float) -> None:
-    """Blur in place, with the weight `side` for each of four neighbors; the border stays."""
+    """Blur in place, with weight `side` for each of four neighbors; keep the border."""
     inner = plane[1:-1, 1:-1]
     around = plane[:-2, 1:-1] + plane[2:, 1:-1]
     around += plane[1:-1, :-2]
@@ -372,7 +372,7 @@ def _vignette(rows: int, columns: int) -> Plane:
 
 @lru_cache(maxsize=1)
 def _grain() -> Plane:
-    """Return bell-shaped noise with a standard deviation of 1: sums of four random bytes."""
+    """Return bell-shaped noise of standard deviation 1: sums of four random bytes."""
     count = 1 << 19
     raw = random_bytes(_GRAIN_KEY, 4 * count).reshape(4, count).astype(np.int32)
     centered = raw[0] + raw[1] + raw[2] + raw[3] - 510

@@ -1,4 +1,4 @@
-"""The street: class ids, its random plan, and the site that holds ground and placed shapes."""
+"""The street: class ids, random plan, and the site of ground and placed shapes."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -17,7 +17,10 @@ Span = tuple[float, float]
 
 
 class Class(IntEnum):
-    """Training ids of Cityscapes. Only the classes from PERSON on have instance numbers."""
+    """Training ids of Cityscapes.
+
+    Only the classes from PERSON on have instance numbers.
+    """
 
     ROAD = 0
     SIDEWALK = 1
@@ -89,7 +92,10 @@ class Street:
 
 
 class Strip(NamedTuple):
-    """A rectangle of ground. All fields are numbers, so that strips stack to one array."""
+    """A rectangle of ground.
+
+    All fields are numbers, so that strips stack to one array.
+    """
 
     left: float
     right: float

@@ -1,4 +1,4 @@
-"""The texture atlas: one 256x256 tile for each kind of surface, at four levels of blur.
+"""The texture atlas: a 256x256 tile per kind of surface, at four levels of blur.
 
 A texel packs a shade (128 is neutral), a part (added to the palette slot of the face) and an
 opacity bit, so one lookup gives brightness, color and outline. Row 0 is the bottom of a tile.
@@ -85,7 +85,10 @@ def texels_per_unit() -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=1)
 def atlas() -> npt.NDArray[np.uint16]:
-    """Return all texels: index = ((level * kinds + kind) * SIDE + row) * SIDE + column."""
+    """Return all texels.
+
+    Texel index: ((level * kinds + kind) * SIDE + row) * SIDE + column.
+    """
     packed = np.zeros((LEVELS, len(Texture), SIDE, SIDE), dtype=np.uint16)
     plain = np.zeros((SIDE, SIDE), dtype=np.int32)
     solid = np.ones((SIDE, SIDE), dtype=np.bool_)
@@ -168,7 +171,7 @@ def _surfaces() -> dict[Texture, Noise]:
 
 
 def _facades(walls: dict[Texture, Noise]) -> dict[Texture, tuple[Noise, Noise]]:
-    """Draw shades and parts of the facade tiles: four bays by four floors, no two alike."""
+    """Draw facade tiles' shades and parts: four bays by four floors, no two alike."""
     brick, plaster = walls[Texture.BRICK], walls[Texture.PLASTER]
     return {
         Texture.SASH: _facade(brick, _sash),
@@ -401,7 +404,7 @@ def _bush() -> Sprite:
 
 
 def _bare_branches() -> Sprite:
-    """Draw winter branches: contour lines of warped noise that fan out from the bottom."""
+    """Draw winter branches: contours of warped noise that fan out from the bottom."""
     row, column = _indices()
     warp = fractal(326, 8, 4)
     fan = (column - 128) * 220 // (row // 2 + 60) + warp // 5

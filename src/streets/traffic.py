@@ -1,4 +1,4 @@
-"""Traffic: people, bicycles and motorcycles as flat figures, and where they and vehicles go.
+"""People, bicycles and motorcycles as flat figures, and where all traffic goes.
 
 Figures face the camera. People are 1.75 m tall with their feet at y = 0. Their palette slots: 0
 coat, 1 pants, 2 skin, 3 hair, 4 shoes, 5 bag or helmet, 6 shaded coat, 7 shaded pants. Bicycles and

@@ -130,7 +130,10 @@ def _ends(shape: Shape, w: float, rear: float, front: float, deck: float) -> Non
 
 
 def _car(length: float, width: float, deck: float, roof: float, trunk: float, hood: float) -> Shape:
-    """Build a car; `trunk` and `hood` are the lengths of its ends behind and before the cabin."""
+    """Build a car.
+
+    `trunk` and `hood` are the lengths of its ends behind and before the cabin.
+    """
     shape = Shape()
     w, rear, front = width / 2, -length / 2, length / 2
     _chassis(shape, w - 0.16, rear + 0.25, front - 0.25, 0.34)
