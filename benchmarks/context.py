@@ -1,10 +1,11 @@
-"""Check that color alone does not give the class on `streets`: single pixels against SegNet.
+"""Check that color alone does not give the class on `streets`.
 
     python benchmarks/context.py [--epochs 36] [--train 1000] [--val 200] [--size 256x512]
 
-Both networks are trained alike (SGD, momentum 0.9, learning rate 0.02 x batch, class weights of
-mean 1) and evaluated on the same validation scenes. The pixel network consists of 1x1 convolutions
-without normalization: the mean of a feature map would give it context.
+Compare a network that sees single pixels with SegNet. Both networks are trained alike (SGD,
+momentum 0.9, learning rate 0.02 x batch, class weights of mean 1) and evaluated on the same
+validation scenes. The pixel network consists of 1x1 convolutions without normalization: the mean of
+a feature map would give it context.
 """
 
 import argparse

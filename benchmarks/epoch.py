@@ -1,4 +1,4 @@
-"""Compare the throughput of `deepcontrol train` with that of its bare training step.
+"""Compare the throughput of `deepcontrol train` with that of its bare step.
 
     python benchmarks/epoch.py [--device cuda] [--width 1.0] [--size 256x512] [--batches 1 4]
 

@@ -227,7 +227,10 @@ def shifted(cache: Cache) -> Cache:
 
 
 def camvid_as_streets(root: Path, split: str, size: Size) -> Cache:
-    """Open CamVid with the class ids of streets, so that the trained classifier can continue."""
+    """Open CamVid with the class ids of streets.
+
+    The trained classifier can then continue.
+    """
     cache = prepare(open_source("camvid", split, root), size, CACHE)
     classes = open_source("streets", "val").classes
     ids = np.full(256, VOID, np.uint8)
@@ -296,7 +299,7 @@ def finetune(
     train: Cache,
     test: Cache,
 ) -> str:
-    """Train from the start; return the error on the test images, or nothing if it diverged.
+    """Train from the start; return the test error, or nothing if it diverged.
 
     The step keeps its tensors, so that a captured step is still valid: the start is copied into
     them, and the momentum is cleared.

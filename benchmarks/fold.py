@@ -1,13 +1,13 @@
-"""Time inference of SegNet on a CPU: folded AGC (automatic gain control) against folded BatchNorm.
+"""Time inference of SegNet on a CPU: folded AGC against folded BatchNorm.
 
     python benchmarks/fold.py [--rounds 30] [--threads 1] [--out benchmarks/results/fold-cpu.csv]
 
-Both networks run at batch 1 in fp32 and in eval mode. torch's fuse_conv_bn_eval folds BatchNorm to
-convolutions with constant biases; deepcontrol.fold folds AGC to convolutions with computed biases.
-The contenders are interleaved in one run, in alternating order, and the ratio is taken within each
-round, so that the machine's noise affects all of them. With one thread, the default, times are CPU
-times, which exclude waiting for a core. With more threads they are wall-clock times, which need an
-idle machine.
+AGC is automatic gain control. Both networks run at batch 1 in fp32 and in eval mode. torch's
+fuse_conv_bn_eval folds BatchNorm to convolutions with constant biases; deepcontrol.fold folds AGC
+to convolutions with computed biases. The contenders are interleaved in one run, in alternating
+order, and the ratio is taken within each round, so that the machine's noise affects all of them.
+With one thread, the default, times are CPU times, which exclude waiting for a core. With more
+threads they are wall-clock times, which need an idle machine.
 """
 
 import argparse

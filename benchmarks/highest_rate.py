@@ -1,11 +1,12 @@
-"""Compare ways to stabilize AGC at the highest learning rate of the paper's figure 1h.
+"""Compare ways to stabilize AGC at the highest learning rate of figure 1h.
 
     python benchmarks/highest_rate.py --data-root CAMVID --out benchmarks/results/highest-rate.csv
 
-Trains SegNet at batch 8 and learning rate 0.64 with one change at a time: the initialization, a
-lower learning rate for some parameters, warm-up, gradient clipping. Each row of the CSV is one
-training. Trainings that the CSV already contains are skipped. Takes minutes on an H200. A small
-network on small images (--width 0.25 --size 64x128 --device cpu --precision fp32) diverges rarely.
+Trains SegNet at batch 8 and learning rate 0.64 (the highest of the paper's figure 1h) with one
+change at a time: the initialization, a lower learning rate for some parameters, warm-up, gradient
+clipping. Each row of the CSV is one training. Trainings that the CSV already contains are skipped.
+Takes minutes on an H200. A small network on small images (--width 0.25 --size 64x128 --device cpu
+--precision fp32) diverges rarely.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def main() -> None:
 def train_network(
     treatment: Treatment, seed: int, train: Cache, val: Cache, flags: argparse.Namespace
 ) -> dict[str, Any]:
-    """Train until the end or until the loss is not finite; returns columns of the CSV."""
+    """Train to the end or until the loss is not finite; return columns of the CSV."""
     device = torch.device(flags.device)
     config = Train(
         out=Path(),  # not written

@@ -1,4 +1,4 @@
-"""Measure the host time of a layer in eager mode: the CPU time to queue its GPU kernels.
+"""Measure a layer's host time in eager mode: CPU time to queue its GPU kernels.
 
     python benchmarks/host_time.py [--rounds 40] [--out benchmarks/results/host-time-cuda.csv]
 

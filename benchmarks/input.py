@@ -60,7 +60,7 @@ def endless(batches: Batches) -> Iterator[Batch]:
 
 
 def fed_against_ready(trainer: Trainer, batches: Batches, steps: int) -> tuple[float, float, float]:
-    """Return the milliseconds of a fed step and of a step on a fixed batch, and their spread."""
+    """Return the ms of a fed step, of a step on a fixed batch, and their spread."""
     stream = endless(batches)
     ready = next(stream)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Train from several initial values of lambda, and with a higher learning rate for lambda.
+"""Train from several initial lambdas, and with a higher learning rate for lambda.
 
     python benchmarks/lambda_start.py --data-root CAMVID --out benchmarks/results/lambda-start.csv
 
@@ -156,7 +156,7 @@ def train_network(
 
 
 def print_summary(rows: list[Row]) -> None:
-    """Print the study's measures of lambda and the final error, one line per training."""
+    """Print a line per training: the study's measures of lambda and the final error."""
     measures = (LAMBDA_MIDDLE, LAMBDA_DEEPEST, LAMBDA_LAST, LAMBDA_LOWEST, LAMBDA_HIGHEST)
     keys = ("size", "width", "batch", "rate", "epochs", "seed", "start", "rate_times")
     trainings: dict[tuple[str, ...], list[Row]] = defaultdict(list)

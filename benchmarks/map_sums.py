@@ -1,4 +1,4 @@
-"""Time converted networks with and without the hand-over of map sums between neurons.
+"""Time converted networks with and without the hand-over of map sums.
 
     python benchmarks/map_sums.py [--rounds 40] [--out benchmarks/results/map-sums-cuda.csv]
 
@@ -51,7 +51,7 @@ def smp_unet() -> nn.Module:
 
 
 class PlainUNet(nn.Module):
-    """U-Net of Ronneberger et al. with BatchNorm: two 3x3 convolutions at every resolution."""
+    """U-Net (Ronneberger et al.) with BatchNorm: two 3x3 convolutions per resolution."""
 
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
         super().__init__()

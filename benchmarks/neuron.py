@@ -1,10 +1,11 @@
-"""Time one training step of one neuron: AGC (automatic gain control) against other norms.
+"""Time one training step of one neuron: AGC against other norms.
 
     python benchmarks/neuron.py [--rounds 20] [--out benchmarks/results/neuron-cpu.csv]
 
-Forward and backward of a 3x3 convolution of 64 to 64 channels at 256x512 with its normalization and
-ReLU. The contenders are interleaved in one run, so that the machine's noise affects all of them. On
-a GPU: batch 8, bf16, channels_last. On a CPU: batch 1, fp32.
+AGC is automatic gain control. Forward and backward of a 3x3 convolution of 64 to 64 channels at
+256x512 with its normalization and ReLU. The contenders are interleaved in one run, so that the
+machine's noise affects all of them. On a GPU: batch 8, bf16, channels_last. On a CPU: batch 1,
+fp32.
 """
 
 import argparse

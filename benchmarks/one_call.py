@@ -1,4 +1,4 @@
-"""Time a neuron of a single sample as one convolution call against today's kernels.
+"""Time a single sample's neuron as one convolution call against today's kernels.
 
     python benchmarks/one_call.py [--rounds 40] [--out benchmarks/results/one-call-cuda.csv]
 
@@ -138,7 +138,7 @@ class Case:
         self.takes_mask = self.chained and layer.inputs % 8 == 0
 
     def _neuron(self, device: str) -> Neuron:
-        """Draw He filters that are exact in bf16 also after the gain, so that V has no rounding."""
+        """Draw He filters that are exact in bf16 also after the gain: V is not rounded."""
         a = self.layer
         weight = torch.randn(a.outputs, a.inputs, a.kernel, a.kernel, device=device)
         weight *= (2 / weight[0].numel()) ** 0.5
@@ -174,7 +174,10 @@ class Case:
     def one_call(
         self, neuron: Neuron, x: Tensor, with_mask: bool = False
     ) -> tuple[Tensor, Saved, Tensor | None]:
-        """Return y, the saved tensors with y as the ReLU mask, and the bits of x if asked for."""
+        """Return y, the saved tensors, and the bits of x if asked for.
+
+        The saved tensors have y as the ReLU mask.
+        """
         weight, gain, bias, lam = neuron
         window = kernels.Window.of(x, self.geometry.stride)
         sums, mask = kernels.input_sums(x, window, self.layer.kernel > 1, with_mask)
@@ -203,7 +206,7 @@ class Case:
         return self.each(self.today)
 
     def today_with_sums_in_a_row(self) -> list[tuple[Any, ...]]:
-        """Hand the map sums from layer to layer, which today's limit reserves for larger maps."""
+        """Hand map sums between layers, which today's limit reserves for larger maps."""
         sums = self.first_sums
 
         def run(neuron: Neuron, x: Tensor) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Next-frame segmentation with a convolutional GRU: AGC against other norms in its gates.
+"""Next-frame segmentation with a convolutional GRU: AGC against other norms.
 
     python benchmarks/recurrent.py [--out benchmarks/results/recurrent-cuda.csv]
 
@@ -151,7 +151,7 @@ class Scenes:
         self.labels = torch.from_numpy(np.stack([s.labels for s in scenes])).to(device).long()
 
     def sequences(self, count: int, length: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Cut out frames (count, length, 3, H, W) and the labels of the frames after them."""
+        """Cut out frames (count, length, 3, H, W) and the labels of the next frames."""
         scene = torch.from_numpy(rng.integers(len(self.images), size=count))
         left = torch.from_numpy(pan(count, length + 1, rng))
         columns = (left[..., None] + torch.arange(WIDTH)).to(self.images.device)
@@ -168,7 +168,7 @@ class Scenes:
 
 
 def pan(count: int, steps: int, rng: np.random.Generator) -> Any:
-    """Return the left column of each frame (count, steps), for cameras of varying speed.
+    """Return each frame's left column (count, steps), for cameras of varying speed.
 
     A camera turns around at the ends of the scene.
 
@@ -204,7 +204,7 @@ def train(norm: str, batch: int, seed: int, scenes: Scenes, flags: argparse.Name
 
 @torch.no_grad()
 def errors(model: nn.Module, scenes: Scenes, lengths: list[int]) -> dict[str, str]:
-    """Return the error and the loss in the last predictions of sequences of each length."""
+    """Return error and loss of the last predictions in sequences of each length."""
     model.eval()
     columns = {}
     for length in lengths:

@@ -1,4 +1,4 @@
-r"""Measure signal and gradient over the depth of residual networks, and draw docs/signal.png.
+r"""Measure signal and gradient over the depth of ResNets; draw docs/signal.png.
 
     python benchmarks/signal_depth.py --out benchmarks/results/signal-depth.csv \
         --picture docs/signal.png
@@ -67,7 +67,7 @@ class Block(nn.Module):
 
 
 def resnet(depth: int, width: int = 16) -> nn.Sequential:
-    """Build a ResNet of 6n + 2 layers for 32x32 images and ten classes, with BatchNorm."""
+    """Build a (6n + 2)-layer ResNet with BatchNorm for 32x32 images and ten classes."""
     if depth % 6 != 2:
         raise ValueError(f"depth must be 6n + 2, got {depth}: choose 20, 32, 44, 56 or 110")
     stem = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()

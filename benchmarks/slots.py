@@ -1,4 +1,4 @@
-"""Measure the throughput of several training runs on one GPU, with and without NVIDIA's MPS.
+"""Measure the throughput of training runs that share a GPU, with and without MPS.
 
     python benchmarks/slots.py                                        # 1 process, then 2
     python benchmarks/slots.py --runs 1,1 1,1,1 1,8 --mps             # batch sizes of each process
@@ -48,7 +48,7 @@ def train(batch: int, args: argparse.Namespace, ready: Any, results: Any) -> Non
 
 
 def measure(batches: list[int], args: argparse.Namespace) -> dict[str, Any]:
-    """Run processes with these batch sizes at the same time; returns a row of the CSV."""
+    """Run processes with these batch sizes at once; return a row of the CSV."""
     context = multiprocessing.get_context("spawn")
     ready, results = context.Barrier(len(batches)), context.Queue()
     processes = [context.Process(target=train, args=(b, args, ready, results)) for b in batches]

@@ -1,4 +1,4 @@
-"""Train converted residual networks for 300 steps: is one call of to_agc a start that learns?
+"""Train residual networks for 300 steps after one call of to_agc: do they learn?
 
     python benchmarks/train_converted.py --data-root CIFAR10 \
         --out benchmarks/results/train-converted-cuda.csv

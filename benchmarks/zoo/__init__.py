@@ -1,1 +1,4 @@
-"""Convert models of other libraries to AGC (automatic gain control): `python -m benchmarks.zoo`."""
+"""Convert other libraries' models to AGC: `python -m benchmarks.zoo`.
+
+AGC is automatic gain control.
+"""

@@ -1,13 +1,13 @@
-"""Convert models of other libraries to AGC (automatic gain control) and tabulate the results.
+"""Convert models of other libraries to AGC and tabulate the results.
 
     python -m benchmarks.zoo [--only timm ...] [--fresh] [--report] [--out FILE.csv]
 
-Each model is built untrained, converted by to_agc, and run forward and backward at batch 1. The
-table has the bytes saved for backward before and after the conversion, the differences between the
-model before, after and folded, and the time of the conversion. `make zoo` sets up the environment
-and runs this. Rows that the CSV has are kept unless --fresh is given or they are errors, so an
-interrupted table can be continued; models of libraries that are not installed are left out.
---report measures nothing and writes docs/zoo.md from the CSV.
+AGC is automatic gain control. Each model is built untrained, converted by to_agc, and run forward
+and backward at batch 1. The table has the bytes saved for backward before and after the conversion,
+the differences between the model before, after and folded, and the time of the conversion. `make
+zoo` sets up the environment and runs this. Rows that the CSV has are kept unless --fresh is given
+or they are errors, so an interrupted table can be continued; models of libraries that are not
+installed are left out. --report measures nothing and writes docs/zoo.md from the CSV.
 """
 
 import argparse

@@ -96,10 +96,11 @@ def step_is_finite(model: nn.Module, image: Tensor) -> bool:
 
 
 def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[str, str]]:
-    """Convert a copy with BatchNorm's statistics, in eval mode, and measure difference and time.
+    """Convert a copy with BatchNorm's statistics; measure difference and time.
 
-    Untrained networks with BatchNorm amplify rounding, so the difference between BatchNorm's own
-    fp32 and fp64 is returned too. Times are CPU seconds of this process.
+    The models are in eval mode. Untrained networks with BatchNorm amplify rounding, so the
+    difference between BatchNorm's own fp32 and fp64 is returned too. Times are CPU seconds of this
+    process.
     """
     model = copy.deepcopy(model)
     for norm in model.modules():
@@ -131,7 +132,7 @@ def from_batchnorm(model: nn.Module, images: Tensor) -> tuple[nn.Module, dict[st
 
 
 def folding(model: nn.Module, image: Tensor) -> dict[str, float]:
-    """Measure the differences between fold(model) and the model, and between fp32 and fp64."""
+    """Measure the differences of fold(model) to the model, and of fp32 to fp64."""
     with torch.no_grad():
         expected = tensors(model(image))
         folded = tensors(fold(model)(image))

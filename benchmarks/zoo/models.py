@@ -1,4 +1,4 @@
-"""Models of other libraries with BatchNorm: small models of many families, untrained.
+"""Models of other libraries with BatchNorm: small, untrained, of many families.
 
 A library is imported when one of its models is built, so only the selected libraries are needed.
 """
