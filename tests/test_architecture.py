@@ -1,4 +1,4 @@
-"""Imports point one way, and the library needs torch and nothing else."""
+"""Imports point one way, the library needs torch alone, and docstrings start short."""
 
 import ast
 import graphlib
@@ -255,3 +255,19 @@ def test_files_are_written_and_json_is_read_in_one_place(module: str) -> None:
             if not is_file:
                 found.append(ast.unparse(node))
     assert not found, f"{module}: {found}"
+
+
+MOST_CHARACTERS = 79  # in the first line of a docstring
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_docstrings_begin_with_a_summary_of_one_short_line(module: str) -> None:
+    found = []
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        docstring = ast.get_docstring(node, clean=False) if isinstance(node, documented) else None
+        if docstring is not None:
+            summary, *rest = docstring.split("\n")
+            if not summary.strip() or len(summary) > MOST_CHARACTERS or (rest and rest[0].strip()):
+                found.append(f"{getattr(node, 'name', 'the module')}: {summary}")
+    assert not found, f"expected at most {MOST_CHARACTERS} characters, then an empty line: {found}"
