@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from deepcontrol.nn import AGCConv3d, saved_bytes
 from deepcontrol.workbench.models import NnUNet3d, Norm, UNet3d, is_agc
 
-NORMS = ("agc", "agc+wn", "agc+ws", "bn", "gn", "in", "ln", "ws+gn", "none")
+NORMS = ("agc", "agc+wn", "agc+ws", "bn", "gn", "in", "ln", "ws+bn", "ws+gn", "none")
 
 
 def test_counts() -> None:

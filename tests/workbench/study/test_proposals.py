@@ -21,6 +21,7 @@ from deepcontrol.workbench.study.proposals import (
     RECIPE_CLAIMS,
     RECIPE_PANELS,
     STANDARDIZED,
+    STANDARDIZED_BN,
     best_bn,
     dropped,
     fast_lambda,
@@ -80,6 +81,7 @@ TRUE: dict[str, Changes] = {
     "recipe-ws-loss": {STANDARDIZED: {"loss": 0.45}},
     "recipe-ws-better": {STANDARDIZED: {"error": 9.0}},
     "recipe-ws": {STANDARDIZED: {"error": 9.0}},
+    "recipe-ws-bn": {STANDARDIZED: {"error": 10.1}},
 }
 FALSE: dict[str, Changes] = {
     "noise-gap": {agc(4): {"loss": 0.4}},
@@ -115,6 +117,7 @@ FALSE: dict[str, Changes] = {
     "recipe-ws-loss": {best_bn(8): {"loss": 0.3}},
     "recipe-ws-better": {best_bn(4): {"error": 9.0}},
     "recipe-ws": {STANDARDIZED: {"error": 11.0}},
+    "recipe-ws-bn": {STANDARDIZED_BN: {"error": 9.0}},
 }
 
 
@@ -193,7 +196,7 @@ def test_momentum_has_the_step_length_of_the_paper() -> None:
         assert with_momentum(momentum).lr / (1 - momentum) == pytest.approx(0.02 / 0.1)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("proposals", 78), ("segmentation-recipe", 16)])
+@pytest.mark.parametrize(("name", "runs"), [("proposals", 78), ("segmentation-recipe", 19)])
 def test_plan_follows_the_claims(name: Any, runs: int, tmp_path: Path) -> None:
     """An interrupted study has the runs of the first claims, and all seeds of these."""
     preset = PRESETS[name]

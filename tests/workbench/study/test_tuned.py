@@ -271,5 +271,5 @@ def test_runs_follow_the_protocol(tmp_path: Path, name: str) -> None:
 
 def test_the_sweep_has_all_contenders() -> None:
     assert [label for label, _ in BATCH_SWEEP.series] == [
-        "AGC+WS", "AGC+WN", "AGC", "BatchNorm", "GroupNorm", "FRN", "EvoNorm-S0", "WS+GN",
+        "AGC+WS", "AGC+WN", "AGC", "BatchNorm", "WS+BN", "GroupNorm", "FRN", "EvoNorm-S0", "WS+GN",
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from ...nn.init import CENTERING_GAIN, branch_gain
 from ...ops.layout import accumulate_dtype
 
 Norm = Literal[
-    "agc", "agc+wn", "agc+ws", "bn", "gn", "in", "ln", "frn", "evonorm-s0", "ws+gn", "none"
+    "agc", "agc+wn", "agc+ws", "bn", "gn", "in", "ln", "frn", "evonorm-s0", "ws+bn", "ws+gn", "none"
 ]
 NORMS: tuple[str, ...] = get_args(Norm)
 BlockActivation = Literal["relu", "leaky_relu", "none"]
@@ -68,7 +68,7 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
         )
     agc_convolution = {2: AGCConv2d, 3: AGCConv3d}[dims]
     convolution: type[nn.Conv2d] | type[nn.Conv3d] = nn.Conv2d if dims == 2 else nn.Conv3d
-    if norm == "ws+gn":
+    if norm in ("ws+bn", "ws+gn"):
         convolution = WeightStandardizedConv2d if dims == 2 else WeightStandardizedConv3d
 
     def block(
@@ -130,7 +130,7 @@ def sum_activation(norm: Norm, channels: int, groups: int = 32) -> nn.Module:
 
 def _norm_layer(norm: Norm, dims: int, channels: int, groups: int, activation: bool) -> nn.Module:
     """Return the layer that follows a convolution."""
-    if norm == "bn":
+    if norm in ("bn", "ws+bn"):
         return nn.BatchNorm2d(channels) if dims == 2 else nn.BatchNorm3d(channels)
     if norm == "in":
         instance_norm = nn.InstanceNorm2d if dims == 2 else nn.InstanceNorm3d

@@ -112,8 +112,8 @@ class Train:
     norm: Norm = None  # type: ignore[assignment]  # the recipe's, filled in by `__post_init__`
     """Normalization: agc (automatic gain control), agc+wn (AGC with weight normalization), agc+ws
     (AGC with weight standardization), bn (BatchNorm), gn (GroupNorm), in (InstanceNorm), ln
-    (LayerNorm), frn (Filter Response Normalization), evonorm-s0, ws+gn (weight standardization and
-    GroupNorm), or none. None: the recipe's."""
+    (LayerNorm), frn (Filter Response Normalization), evonorm-s0, ws+bn and ws+gn (weight
+    standardization with BatchNorm and with GroupNorm), or none. None: the recipe's."""
     data: Literal[DataName, DatasetName] = "streets"
     """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`), coco images
     with COCO's JSON, and nnunet volumes in nnU-Net's raw layout. cityscapes14 is Cityscapes with

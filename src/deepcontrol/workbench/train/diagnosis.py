@@ -88,7 +88,7 @@ def memory_fault(run: TrainingRun) -> FaultError:
         while smaller and not _batch_size_fits(run, smaller):
             smaller //= 2
         advice = f"--batch-size {smaller} fits (tested)"
-        if smaller and run.config.norm != "bn":
+        if smaller and run.config.norm not in ("bn", "ws+bn"):
             advice += f", or --accumulate {-(-batch_size // smaller)} at the same batch size"
     if not smaller:
         advice = "not even batch size 1 fits; choose a smaller --size or --width"
