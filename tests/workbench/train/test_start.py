@@ -59,6 +59,9 @@ def test_failed_start_leaves_the_folder_free(
 ) -> None:
     """A wrong flag must not become the run's configuration."""
     assert main(command(run, data="camvid", data_root=tmp_path / "missing")) == 1
+    assert not run.exists()
+    run.mkdir()  # a folder that was there before stays
+    assert main(command(run, data="camvid", data_root=tmp_path / "missing")) == 1
     assert list(run.iterdir()) == []
     train_here(run, epochs=1)
     capsys.readouterr()

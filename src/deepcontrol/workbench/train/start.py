@@ -56,13 +56,14 @@ def claim_folder(config: Train) -> Iterator[RunLock]:
     """Lock a run folder, and write config.json first if the folder holds no run.
 
     A run that is killed while it decodes its data can so be resumed without flags. If this process
-    fails before the run is set up, it removes both files: the next start may have other settings.
+    fails before the run is set up, it removes both files and a folder of its own: the next start
+    may have other settings.
 
     Raises:
         RunInUseError: Another process trains in the folder.
         CheckpointError: The folder has a lock or a checkpoint without config.json.
     """
-    path, is_ours = config.out / CONFIG, False
+    path, is_ours, existed = config.out / CONFIG, False, config.out.exists()
 
     def prepare(is_new: bool) -> None:
         nonlocal is_ours
@@ -78,16 +79,22 @@ def claim_folder(config: Train) -> Iterator[RunLock]:
         save_config(config, {}, {})
         is_ours = True
 
-    with lock(config.out, prepare) as held:
-        try:
-            yield held
-        except Exception as error:
-            if is_ours and held.is_valid and not isinstance(error, Stopped):
-                with suppress(OSError, ValueError):
-                    if not load_config(config.out)[1]:  # without derived values
-                        path.unlink()
-                        held.remove()
-            raise
+    try:
+        with lock(config.out, prepare) as held:
+            try:
+                yield held
+            except Exception as error:
+                if is_ours and held.is_valid and not isinstance(error, Stopped):
+                    with suppress(OSError, ValueError):
+                        if not load_config(config.out)[1]:  # without derived values
+                            path.unlink()
+                            held.remove()
+                raise
+    except Exception:
+        if not existed:
+            with suppress(OSError):  # another run, or a file that stays
+                config.out.rmdir()
+        raise
 
 
 @contextmanager
