@@ -14,6 +14,6 @@ COMMANDS = {
     "reproduce": "Test the claims of the paper.",
     "bench": "Measure step time and memory against other norms.",
     "data": "Set up, check or draw a dataset.",
-    "demo": "Compare AGC and BatchNorm on this machine, in under 3 minutes.",
+    "demo": "Compare AGC and BatchNorm at batch size 1, in under 3 minutes.",
     "doctor": "Show versions and devices, and test the ops.",
 }

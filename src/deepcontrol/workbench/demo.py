@@ -56,7 +56,7 @@ classes:
 
 @dataclass(frozen=True)
 class Demo:
-    """Compare AGC and BatchNorm at batch 1: error, time and memory, on your machine.
+    """Compare AGC and BatchNorm at batch size 1 in error, time and memory.
 
     Draws 60 pictures with masks, trains a small U-Net on them four times on the CPU (two norms,
     two seeds), and writes a page with the figures and the predictions. Takes under 3 minutes on

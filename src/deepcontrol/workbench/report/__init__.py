@@ -33,12 +33,12 @@ __all__ = ["Report", "run_report"]
 
 @dataclass(frozen=True)
 class Report:
-    """Write a page about runs: curves, predictions, worst images, classes, lambda.
+    """Write a page about runs, or about a study.
 
-    For a study folder (`deepcontrol reproduce`), the page shows a summary, the paper's figure 1,
-    the verdicts, lambda and pictures. The figures are also written as files.
-
-    Lambda is shown by layer. The page is one self-contained HTML file. Runs may be unfinished.
+    The page of runs shows curves, predictions, the worst images, classes, and lambda of every
+    layer. Runs may be unfinished. The page of a study folder (`deepcontrol reproduce`) shows a
+    summary, the paper's figure 1, the verdicts, lambda and pictures; its figures are also written
+    as files. A page is one self-contained HTML file.
     """
 
     runs: Annotated[
