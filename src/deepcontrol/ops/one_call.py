@@ -4,13 +4,15 @@
 
 The mean follows from sums of x (gain_conv.py), so b is known before the convolution runs. For one
 sample it is the bias of the convolution, and cuDNN adds it and applies ReLU where it has the result
-in registers: nothing passes over the output. Two kernels compute b (triton/one_call.py).
+in registers: nothing passes over the output. Two kernels compute b (triton/one_call.py). Where
+cuDNN's ReLU would hide a NaN, torch's follows the convolution.
 
 This is for CUDA, half types and channels_last: 3x3 kernels with padding 1 and stride 1, and 1x1
 kernels. `convert/fold.py` has the plain form of the same, for every convolution.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,13 +96,14 @@ def conv_computed_bias_act(
         activation: Its name.
         stride, padding, dilation, groups: Of the convolution.
     """
+    geometry = (stride, padding, dilation, groups)
     key = (
         "computed bias", x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(),
         bias.dtype, bias.is_contiguous(), mean_scale.dtype, mean_scale.is_contiguous(), *stride,
-        kernel_switch(),
+        activation, kernel_switch(),
     )  # fmt: skip
 
-    def of_shape() -> Replay:
+    def of_shape() -> tuple[Replay, bool]:
         from .triton import one_call as kernels
 
         borders = weight.shape[2] > 1
@@ -111,14 +114,27 @@ def conv_computed_bias_act(
             operands = (weight, None, bias, mean_scale, x, window, sums, weight.dtype)
             return kernels.scale_with_mean(*operands)[2]
 
-        return Replay(computed_bias)
+        fuses = activation == "relu" and _keeps_nan(x, weight, *geometry)
+        return Replay(computed_bias), fuses
 
-    computed = replay_of(key, of_shape)(x, weight, bias, mean_scale)
-    geometry = (stride, padding, dilation, groups)
-    if activation == "relu":
+    compute, fuses_relu = replay_of(key, of_shape)
+    computed = compute(x, weight, bias, mean_scale)
+    if fuses_relu:
         return conv_relu(x, weight, computed, *geometry)
     y = torch.nn.functional.conv2d(x, weight, computed, *geometry)
     return get_activation(activation).apply_(y)
+
+
+def _keeps_nan(x: Tensor, weight: Tensor, *geometry: Any) -> bool:
+    """Return whether cuDNN's ReLU is NaN where torch's is, for operands of these shapes.
+
+    Otherwise a NaN in x would become a map of zeros, and nobody would notice. cuDNN leaves this to
+    the version and the engine, so it is tried once for each shape.
+    """
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False  # a result cannot be read now
+    nan = weight.new_full((weight.shape[0],), torch.nan)
+    return bool(conv_relu(x, weight, nan, *geometry).isnan().all())
 
 
 def conv_relu(
