@@ -126,7 +126,7 @@ def conv_computed_bias_act(
 
 
 def _keeps_nan(x: Tensor, weight: Tensor, *geometry: Any) -> bool:
-    """Return whether cuDNN's ReLU is NaN where torch's is, for operands of these shapes.
+    """Return whether cuDNN's ReLU is NaN where torch's is, for such operands.
 
     Otherwise a NaN in x would become a map of zeros, and nobody would notice. cuDNN leaves this to
     the version and the engine, so it is tried once for each shape.
