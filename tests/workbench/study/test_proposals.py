@@ -20,6 +20,8 @@ from deepcontrol.workbench.study.proposals import (
     PROPOSAL_PANELS,
     RECIPE_CLAIMS,
     RECIPE_PANELS,
+    SMALL_CLAIMS,
+    SMALL_PANELS,
     STANDARDIZED,
     STANDARDIZED_BN,
     best_bn,
@@ -186,7 +188,11 @@ def test_names_and_labels_of_arms_are_unique(claims: tuple[Claim, ...]) -> None:
 
 
 def test_claims_train_every_line_of_the_panels() -> None:
-    for claims, panels in ((PROPOSAL_CLAIMS, PROPOSAL_PANELS), (RECIPE_CLAIMS, RECIPE_PANELS)):
+    for claims, panels in (
+        (PROPOSAL_CLAIMS, PROPOSAL_PANELS),
+        (SMALL_CLAIMS, SMALL_PANELS),
+        (RECIPE_CLAIMS, RECIPE_PANELS),
+    ):
         trained = {arm for claim in claims for arm in claim.arms}
         assert {arm for panel in panels for arm in panel.arms} <= trained
 
@@ -196,7 +202,9 @@ def test_momentum_has_the_step_length_of_the_paper() -> None:
         assert with_momentum(momentum).lr / (1 - momentum) == pytest.approx(0.02 / 0.1)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("proposals", 78), ("segmentation-recipe", 19)])
+@pytest.mark.parametrize(
+    ("name", "runs"), [("proposals", 78), ("proposals-small", 57), ("segmentation-recipe", 19)]
+)
 def test_plan_follows_the_claims(name: Any, runs: int, tmp_path: Path) -> None:
     """An interrupted study has the runs of the first claims, and all seeds of these."""
     preset = PRESETS[name]
