@@ -1,6 +1,7 @@
 """TrainingStep: all engines compute the same, and uncapturable steps run eagerly."""
 
 import copy
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -23,6 +24,7 @@ from deepcontrol.step import (
     _host_state,
     _LearningRates,
     _Watch,
+    paused_garbage_collection,
 )
 
 
@@ -152,6 +154,21 @@ def test_learning_rates_in_tensors_give_the_same_update(name: str) -> None:
             scheduler.step()
     assert rates.tensors[0].item() == pytest.approx(before[0]["lr"])
     assert_same(model, peer, 1e-6)
+
+
+def test_garbage_collection_pauses_until_the_last_capture_ends() -> None:
+    """Threads capture at the same time: a capture's mode is thread-local."""
+    assert gc.isenabled()
+    first, second = paused_garbage_collection(), paused_garbage_collection()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    with pytest.raises(RuntimeError), paused_garbage_collection():
+        raise RuntimeError
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
 
 
 def test_scheduled_learning_rate_is_no_reason_for_a_new_capture() -> None:

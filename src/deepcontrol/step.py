@@ -10,6 +10,7 @@ a tensor. Everything else runs eagerly, with the same result.
 import contextlib
 import gc
 import os
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -240,7 +241,7 @@ class TrainingStep:
 
 
 def split_batch(batch: tuple[Any, ...], parts: int) -> list[tuple[Any, ...]]:
-    """Split the tensors of a batch along their first dimension into up to `parts`.
+    """Split the tensors of a batch along their first dimension into at most `parts` parts.
 
     A batch with fewer samples has a part per sample.
 
@@ -386,15 +387,33 @@ _GRAD = attrgetter("grad")
 def paused_garbage_collection() -> Iterator[None]:
     """Keep Python's garbage collector from running while a CUDA graph is captured.
 
-    It may destroy an older graph, and that invalidates the capture (pytorch/pytorch#161037).
+    It may destroy an older graph, and that invalidates the capture (pytorch/pytorch#161037). If
+    several threads capture at the same time, the last one turns the collector on again.
     """
-    was_enabled = gc.isenabled()
-    gc.disable()
+    with _PAUSES.lock:
+        if _PAUSES.count == 0:
+            _PAUSES.was_enabled = gc.isenabled()
+            gc.disable()
+        _PAUSES.count += 1
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _PAUSES.lock:
+            _PAUSES.count -= 1
+            if _PAUSES.count == 0 and _PAUSES.was_enabled:
+                gc.enable()
+
+
+class _Pauses:
+    """The captures now in progress, for which garbage collection is paused."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.was_enabled = False
+
+
+_PAUSES = _Pauses()
 
 
 class _LearningRates:

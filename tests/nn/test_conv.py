@@ -2,13 +2,24 @@
 
 import copy
 import inspect
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from deepcontrol import AGC1d, AGC2d, AGC3d, AGCConv1d, AGCConv2d, AGCConv3d
+from deepcontrol import (
+    AGC1d,
+    AGC2d,
+    AGC3d,
+    AGCConv1d,
+    AGCConv2d,
+    AGCConv3d,
+    Quantile,
+    TrimmedMean,
+    WindowMean,
+)
 from deepcontrol.nn import AGCConvPool2d
 from deepcontrol.ops.activation import ACTIVATIONS
 
@@ -208,6 +219,23 @@ def with_batchnorm(neuron: nn.Module) -> nn.Module:
     return nn.Sequential(neuron, bn).eval()
 
 
+def _mean_square(z: Tensor) -> Tensor:
+    return z.square().mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("background", ["mean", "median"])
+def test_padding_under_autocast_on_a_cpu(mode: str, background: str) -> None:
+    """CPU autocast pads with "reflect" and "replicate" in fp32."""
+    neuron = AGCConv2d(4, 4, 3, padding=1, padding_mode=mode, background=background)
+    x = torch.randn(2, 4, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = neuron(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), neuron(x), rtol=0.05, atol=0.05)
+    y.sum().backward()
+
+
 class TestBatchNormFusers:
     """torch's fusers raise or return the same function: none is wrong in silence."""
 
@@ -225,6 +253,20 @@ class TestBatchNormFusers:
             fuse_conv_bn_eval(*model)
         for name, value in model.state_dict().items():
             assert torch.equal(value, before[name])
+
+    @pytest.mark.parametrize("background", ["median", WindowMean(3), TrimmedMean(0.2)], ids=str)
+    def test_fuse_conv_bn_eval_is_right_with_other_backgrounds(self, background: Any) -> None:
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation="none", background=background))
+        nn.init.normal_(model[1].weight)
+        x = torch.randn(2, 3, 9, 9)
+        torch.testing.assert_close(fuse_conv_bn_eval(*model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("background", [Quantile(0.3), _mean_square])
+    def test_fuse_conv_bn_eval_refuses_backgrounds_that_do_not_scale(self, background: Any) -> None:
+        """A negative scale turns the order of a map around."""
+        model = with_batchnorm(AGCConv2d(3, 8, 3, activation="none", background=background))
+        with pytest.raises(NotImplementedError, match="background does not scale"):
+            fuse_conv_bn_eval(*model)
 
     def test_fuse_conv_bn_eval_refuses_a_pooling(self) -> None:
         model = with_batchnorm(AGCConvPool2d(3, 8, 3, activation="none"))

@@ -2,11 +2,14 @@
 
 import copy
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import conv2d
+from torch.utils.flop_counter import FlopCounterMode
 
 from deepcontrol import AGCConv2d, fold
 from deepcontrol.nn import AGCConvPool2d
@@ -97,6 +100,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
     monkeypatch.setattr(one_call, "conv_relu", conv_relu)
     monkeypatch.setattr(one_call, "uses_kernels", lambda z: True)
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(replay, "RECORDED_DEVICES", ["cpu", "cuda"])
     return biases
 
@@ -111,8 +115,8 @@ def folded_layer(
     return fold(neuron).to(device, torch.bfloat16, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def image(device: str, samples: int = 1) -> Tensor:
-    x = torch.randn(samples, 8, 6, 10, device=device).bfloat16()
+def image(device: str, samples: int = 1, width: int = 10) -> Tensor:
+    x = torch.randn(samples, 8, 6, width, device=device).bfloat16()
     return x.to(memory_format=torch.channels_last)
 
 
@@ -125,8 +129,8 @@ def test_folded_neuron(options: dict[str, bool], calls: list[Tensor], device: st
         y = model(x)
         assert y.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(y.double(), exact(x.double()), rtol=0.02, atol=0.02)
-    assert len(calls) == 4
-    assert len({bias.data_ptr() for bias in calls}) == 4  # an own bias at each call
+    assert len(calls) == 3  # ReLU is tried at the second call of a shape
+    assert len({bias.data_ptr() for bias in calls}) == 3  # an own bias at each call
 
 
 def in_fp64(model: nn.Module) -> nn.Module:
@@ -166,9 +170,43 @@ def test_other_activations_have_the_computed_bias(
     assert not calls  # only ReLU is part of the call
 
 
+def test_images_of_all_sizes_are_not_tried(calls: list[Tensor], device: str) -> None:
+    """A trial takes a convolution and waits for the device."""
+    model = folded_layer(device)
+    trials = []
+    with patch.object(one_call, "_keeps_nan", side_effect=trials.append):
+        for width in range(20, 30):
+            model(image(device, width=width))
+    assert not trials
+    assert not calls
+
+
+def test_a_capture_leaves_the_trial_to_a_later_call(calls: list[Tensor], device: str) -> None:
+    """A captured call cannot read the result of a trial."""
+    model = folded_layer(device)
+    with patch.object(one_call, "_is_captured", return_value=True):
+        for _ in range(3):
+            model(image(device))
+    assert not calls
+    model(image(device))
+    assert len(calls) == 1
+
+
+def test_tracers_and_counters_see_aten_ops(calls: list[Tensor], device: str) -> None:
+    model, x = folded_layer(device), image(device)
+    traced = make_fx(model, tracing_mode="real")(x)
+    other = image(device)
+    torch.testing.assert_close(traced(other), model(other), rtol=0.02, atol=0.02)
+    for _ in range(3):
+        with FlopCounterMode(display=False) as counter:
+            model(x)
+        assert counter.get_total_flops() >= 2 * 6 * 10 * 16 * 8 * 9
+
+
 def test_pooling_follows_the_call(calls: list[Tensor], device: str) -> None:
     model = folded_layer(device, AGCConvPool2d)
     x = image(device)
+    model(x)
     pooled, index = model(x)
     wanted, _ = in_fp64(model)(x.double())
     torch.testing.assert_close(pooled.double(), wanted, rtol=0.02, atol=0.02)

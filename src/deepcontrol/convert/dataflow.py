@@ -410,7 +410,7 @@ def _sole(endpoints: set[Endpoint]) -> nn.Module | None:
 def _called_only_inside(
     model: nn.Module, parts: Mapping[nn.Module, nn.Module], example: Any
 ) -> set[nn.Module]:
-    """Return the modules that the example calls only while their part runs."""
+    """Return the modules that the example calls, and only while their part runs."""
     copied = copy_model(model, share_parameters=True)
     original = copied.original()
     running: Counter[nn.Module] = Counter()

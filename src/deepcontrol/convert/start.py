@@ -206,7 +206,7 @@ def _parameters(
 def _sources(norm: _BatchNorm, name: str) -> list[nn.Parameter]:
     """Return the parameters that gamma or beta is, or is computed from.
 
-    They are computed if they are parametrized or pruned.
+    Parametrized and pruned ones are computed.
     """
     own = getattr(norm, name)
     if own is None or isinstance(own, nn.Parameter):

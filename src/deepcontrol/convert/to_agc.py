@@ -179,7 +179,8 @@ def to_agc(
 
     Reference:
         Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
-        performance training of deep convolutional neural networks".
+        performance training of deep convolutional neural networks", 2017,
+        https://arxiv.org/abs/1706.03907.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
     >>> model, table = to_agc(model, report=True)
@@ -191,7 +192,9 @@ def to_agc(
     3 new parameters: create the optimizer after the conversion
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a model (an nn.Module instance), got {model!r}: create it first")
+        is_class = isinstance(model, type)
+        found = f"the class {model.__name__}: create it first" if is_class else type(model).__name__
+        raise TypeError(f"expected a model (an nn.Module instance), got {found}")
     if init not in get_args(Init):
         raise ValueError(f"unknown init {init!r}: choose one of {', '.join(get_args(Init))}")
     if data is not None and not keeps_function(init):

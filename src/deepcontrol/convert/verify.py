@@ -291,7 +291,7 @@ def example_outputs(model: nn.Module, example: Any) -> list[Tensor]:
 def saved_for_backward(
     model: nn.Module, layers: Iterable[nn.Module], example: Any
 ) -> tuple[int | None, dict[nn.Module, int]]:
-    """Return the bytes that a copy of a model saves in training, and some layers'.
+    """Return the bytes that a model and some of its layers save for backward.
 
     Returns:
         The bytes of the model, or None if the example does not run in training mode, and the bytes

@@ -152,7 +152,7 @@ class AGC1d(_AGC):
     the bias: after a linear layer use AGCLinear, or start at lambda = 0.
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), Eq. 1.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1.
 
     >>> AGC1d(8)(torch.randn(1, 8, 16)).shape
     torch.Size([1, 8, 16])
@@ -189,7 +189,8 @@ class AGC2d(_AGC):
 
     Reference:
         Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
-        performance training of deep convolutional neural networks".
+        performance training of deep convolutional neural networks", 2017,
+        https://arxiv.org/abs/1706.03907.
 
     >>> layer = AGC2d(8)
     >>> layer(torch.randn(1, 8, 16, 16)).shape
@@ -205,7 +206,7 @@ class AGC3d(_AGC):
     See AGC2d.
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), Eq. 1.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1.
 
     >>> AGC3d(8)(torch.randn(1, 8, 4, 6, 6)).shape
     torch.Size([1, 8, 4, 6, 6])

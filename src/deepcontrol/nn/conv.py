@@ -199,7 +199,8 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
         if plan.dtype != x.dtype:
             x = x.to(plan.dtype)  # before autograd saves it: the copy saved is the small one
         if plan.pad is not None:
-            x = nn.functional.pad(x, *plan.pad)
+            # CPU autocast pads with "reflect" and "replicate" in fp32.
+            x = nn.functional.pad(x, *plan.pad).to(plan.dtype)
         y, index, sums = run_fused(x, weight, gain, bias, mean_scale, plan, map_sums)
         if sums is not None:
             store_map_sums(y, sums)
@@ -327,6 +328,8 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
     def _fusion_obstacle(self) -> str | None:
         if self.activation != "none":
             return "its activation lies between the two"
+        if self.background != "mean" and not is_homogeneous(check_background(self.background)):
+            return "its background does not scale with the filters"
         if self.filter_norm is None:
             return None
         name = "weight_standardization" if self.weight_standardization else "weight_norm"
@@ -419,7 +422,7 @@ class AGCConv1d(_AGCConv, nn.Conv1d):
     """The neuron with AGC (automatic gain control) over (N, C, L): see AGCConv2d.
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), Eq. 1.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1.
 
     >>> AGCConv1d(3, 8, kernel_size=3)(torch.randn(1, 3, 16)).shape
     torch.Size([1, 8, 14])
@@ -464,7 +467,8 @@ class AGCConv2d(_AGCConv, nn.Conv2d):
 
     References:
         Brendan Ruff, "Deep Control: a simple automatic gain control for memory efficient and high
-        performance training of deep convolutional neural networks".
+        performance training of deep convolutional neural networks", 2017,
+        https://arxiv.org/abs/1706.03907.
 
         Salimans and Kingma, "Weight Normalization: A Simple Reparameterization to Accelerate
         Training of Deep Neural Networks", 2016, https://arxiv.org/abs/1602.07868.
@@ -506,6 +510,9 @@ class AGCConvPool2d(AGCConv2d):
     Returns:
         The pooled maps (N, C, H // 2, W // 2), and their index in uint8 for ops.max_unpool2x2.
 
+    Reference:
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1.
+
     >>> pooled, index = AGCConvPool2d(3, 16, kernel_size=3, padding=1)(torch.randn(1, 3, 32, 32))
     >>> pooled.shape, index.dtype
     (torch.Size([1, 16, 16, 16]), torch.uint8)
@@ -523,7 +530,7 @@ class AGCConv3d(_AGCConv, nn.Conv3d):
     See AGCConv2d.
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), Eq. 1.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1.
 
     >>> AGCConv3d(3, 8, kernel_size=3)(torch.randn(1, 3, 6, 8, 8)).shape
     torch.Size([1, 8, 4, 6, 6])

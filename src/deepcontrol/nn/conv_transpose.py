@@ -100,6 +100,9 @@ class AGCConvTranspose1d(_AGCConvTranspose, nn.ConvTranspose1d):
 
     See AGCConvTranspose2d.
 
+    Reference:
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1, there for convolutions.
+
     >>> AGCConvTranspose1d(8, 3, kernel_size=2, stride=2)(torch.randn(1, 8, 16)).shape
     torch.Size([1, 3, 32])
     """
@@ -135,6 +138,9 @@ class AGCConvTranspose2d(_AGCConvTranspose, nn.ConvTranspose2d):
         (N, in_channels, H, W) or (in_channels, H, W) -> the output shape of nn.ConvTranspose2d.
         As there, forward takes an optional output_size.
 
+    Reference:
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1, there for convolutions.
+
     >>> neuron = AGCConvTranspose2d(16, 8, kernel_size=3, stride=2, padding=1)
     >>> neuron(torch.randn(1, 16, 8, 8)).shape
     torch.Size([1, 8, 15, 15])
@@ -147,6 +153,9 @@ class AGCConvTranspose3d(_AGCConvTranspose, nn.ConvTranspose3d):
     """The neuron with a transposed convolution over (N, C, D, H, W).
 
     See AGCConvTranspose2d.
+
+    Reference:
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1, there for convolutions.
 
     >>> AGCConvTranspose3d(8, 3, kernel_size=2, stride=2)(torch.randn(1, 8, 4, 4, 4)).shape
     torch.Size([1, 3, 8, 8, 8])

@@ -1,4 +1,4 @@
-"""GEMS, the gated effective minibatch size: divide gradients by open points.
+"""GEMS, the gated effective minibatch size: divide gradients by the number of open points.
 
 The loss is a mean over labeled pixels, so the gradient of a filter is a sum over the P positions of
 its map in the minibatch, divided by a number that is the same for every filter:
@@ -62,7 +62,7 @@ class GEMS:
             parametrized.
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), section 1.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, section 1.
 
     >>> from deepcontrol import AGCConv2d
     >>> model = AGCConv2d(3, 8, 3)

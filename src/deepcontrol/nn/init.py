@@ -287,7 +287,7 @@ def set_filters_(layer: Any, filters: Tensor) -> Tensor:
 
 
 def reset_all_but_filters_(layer: nn.Module) -> None:
-    """Set bias, gain and mean_scale to 0, 1 and 1, if the layer has them."""
+    """Set bias to 0, gain to 1 and mean_scale to its start, if the layer has them."""
     start_mean_scale = getattr(layer, "start_mean_scale", 1.0)
     for name, start in (("bias", 0.0), ("gain", 1.0), ("mean_scale", start_mean_scale)):
         parameter = getattr(layer, name, None)

@@ -56,10 +56,8 @@ class BatchNormFusionGuard:
             if obstacle is not None:
                 raise NotImplementedError(
                     f"cannot fuse a BatchNorm into {type(self).__name__} with "
-                    f"activation={getattr(self, 'activation', None)!r}: {obstacle}. Only a "
-                    'convolution with activation="none", without pooling and without weight_norm '
-                    "can be fused. Leave the BatchNorm unfused, or replace it with "
-                    "deepcontrol.to_agc."
+                    f"activation={getattr(self, 'activation', None)!r}: {obstacle}. Leave the "
+                    "BatchNorm unfused, or replace it with deepcontrol.to_agc."
                 )
         super().__setattr__(name, value)
 
@@ -94,7 +92,7 @@ class LoadHint:
 
 
 def is_plain(layer: Any) -> bool:
-    """Return whether a layer now subtracts the mean without noise: the fused paths."""
+    """Return whether a layer subtracts the mean without noise, as the fused paths require."""
     return layer.background == "mean" and not (layer.is_noisy and layer.training)
 
 

@@ -45,7 +45,7 @@ class AGCLinear(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, nn.Linear):
         mean_scale: lambda, (out_features,), starts at 1.
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), Eq. 1, which it defines for convolutions.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1, there for convolutions.
 
     >>> AGCLinear(8, 4)(torch.randn(1, 8)).shape
     torch.Size([1, 4])

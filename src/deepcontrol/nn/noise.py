@@ -76,7 +76,7 @@ class DeepNoise(nn.Module):
         (N, C, *) -> the same. Features (N, C) count as one map per sample.
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), section 1.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, section 1.
 
     >>> layer, x = DeepNoise(0.1), torch.randn(1, 8, 4, 4)
     >>> torch.equal(layer(x), x), torch.equal(layer.eval()(x), x)

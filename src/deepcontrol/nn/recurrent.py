@@ -39,6 +39,9 @@ class AGCConvGRUCell2d(nn.Module):
         x (N, in_channels, H, W), h (N, hidden_channels, H, W) or None for zeros
         -> the next state (N, hidden_channels, H, W).
 
+    Reference:
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1.
+
     >>> cell = AGCConvGRUCell2d(3, 8, kernel_size=3)
     >>> cell(torch.randn(1, 3, 16, 16)).shape
     torch.Size([1, 8, 16, 16])
@@ -124,7 +127,8 @@ class AGCConvGRU2d(nn.Module):
         -> outputs (T, N, hidden_channels, H, W) and the last state (N, hidden_channels, H, W).
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), Eq. 1, and section 1 on recurrence.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, Eq. 1, and section 1 on
+        recurrence.
 
     >>> gru = AGCConvGRU2d(3, 8, kernel_size=3)
     >>> outputs, state = gru(torch.randn(5, 2, 3, 16, 16))

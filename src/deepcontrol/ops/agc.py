@@ -245,6 +245,13 @@ def center_bias_act(
         activation: One of relu, leaky_relu, silu, gelu, none.
         overwrite: Allow the result to reuse the memory of v. This happens in eager mode, unless
             the backward needs v (SiLU, GELU).
+
+    Returns:
+        y in the shape and dtype of v.
+
+    >>> v = torch.tensor([[[1.0, 3.0]]])
+    >>> center_bias_act(v, bias=torch.zeros(1), mean_scale=torch.ones(1))
+    tensor([[[0., 1.]]])
     """
     get_activation(activation)
     check_maps(v, bias=bias, mean_scale=mean_scale)
@@ -369,7 +376,7 @@ def saved_map(activation: str, v: Tensor, y: Tensor, mask: Tensor | None) -> Ten
 
 
 class _CenterBiasAct(torch.autograd.Function):
-    """Return y and the mean, an output only so that second derivatives reach it."""
+    """Return y and the mean. The mean is an output so that second derivatives reach it."""
 
     @staticmethod
     def forward(

@@ -68,7 +68,7 @@ class WindowMean:
             one position further to the end.
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), section 2.
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, section 2.
 
     >>> WindowMean(3)(torch.tensor([[[0.0, 3.0, 6.0, 0.0]]]))
     tensor([[[1.5000, 3.0000, 3.0000, 3.0000]]])
@@ -117,7 +117,7 @@ class Quantile:
         q: From 0 (the minimum) to 1 (the maximum).
 
     Reference:
-        Ruff, "Deep Control" (see CITATION.cff), section 2 (the median).
+        Ruff, "Deep Control", 2017, https://arxiv.org/abs/1706.03907, section 2 (the median).
 
     >>> Quantile(0.5)(torch.tensor([[[1.0, 5.0, 2.0]]]))
     tensor([[[2.]]])

@@ -74,6 +74,14 @@ def gain_conv(
         groups: As in torch.nn.Conv2d.
         filter_norm: Normalization of each filter before the gain, or None to use the filters as
             they are.
+
+    Returns:
+        v (N, C_out, *).
+
+    >>> x, weight, gain = torch.ones(1, 1, 4), torch.ones(2, 1, 3), torch.tensor([1.0, 2.0])
+    >>> gain_conv(x, weight, gain, stride=[1], padding=[0], dilation=[1], groups=1)
+    tensor([[[3., 3.],
+             [6., 6.]]])
     """
     _check_norm(filter_norm)
     x = cast_input(x, weight, gain, groups)
@@ -108,6 +116,9 @@ def gain_conv_transpose(
         stride, padding, output_padding, dilation: One number per spatial dimension.
         groups: As in torch.nn.ConvTranspose2d.
         filter_norm: As in gain_conv.
+
+    Returns:
+        v (N, C_out, *).
     """
     _check_norm(filter_norm)
     x = cast_input(x, weight, gain, groups, transposed=True)
@@ -165,7 +176,7 @@ def _check_norm(filter_norm: FilterNorm | None) -> None:
 
 
 class _GainConv(torch.autograd.Function):
-    """(x, weight, gain, *geometry, filter_norm) -> v.
+    """(x, weight, gain, geometry, filter_norm) -> v.
 
     The geometry is that of torch.convolution after the bias.
     """
@@ -292,7 +303,7 @@ def saves_scaled(elements: int, dtype: torch.dtype, weight: Tensor) -> bool:
 
 
 def on_side_stream(device: torch.device) -> torch.cuda.StreamContext:
-    """Run what follows on a stream of its own, after the work submitted so far."""
+    """Run the block on a side stream, after the work submitted so far."""
     stream = _side_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(stream)

@@ -93,10 +93,10 @@ def flat_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
 
 
 def is_batched(a: Tensor) -> bool:
-    """Return whether a is a batch of gradients.
+    """Return whether tensor `a` is a batch of gradients.
 
-    They come from is_grads_batched=True or from autograd.grad in vmap. The former is the vmap from
-    before torch.func, which torch.func's own check does not report.
+    Such batches come from is_grads_batched=True and from autograd.grad in vmap. The former is the
+    vmap from before torch.func, which torch.func's own check does not report.
     """
     functorch = torch._C._functorch
     return functorch.is_legacy_batchedtensor(a) or functorch.is_batchedtensor(a)

@@ -7,8 +7,9 @@ sample it is the bias of the convolution, and cuDNN adds it and applies ReLU whe
 in registers: nothing passes over the output. Two kernels compute b (triton/one_call.py). Where
 cuDNN's ReLU would hide a NaN, torch's follows the convolution.
 
-This is for CUDA, half types and channels_last: 3x3 kernels with padding 1 and stride 1, and 1x1
-kernels. `convert/fold.py` has the plain form of the same, for every convolution.
+This is for CUDA, half types, channels_last and one group: 3x3 kernels with padding, stride and
+dilation 1, and 1x1 kernels without padding. `convert/fold.py` has the plain form of the same, for
+every convolution.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
 
 from .activation import get_activation
 from .dispatch import kernel_switch, needs_plain_ops, uses_kernels
@@ -60,11 +62,14 @@ def folds_to_one_call(
         mean_scale: lambda, (C_out,).
         stride, padding, dilation, groups: Of the convolution.
     """
-    if torch.compiler.is_compiling() or x.dtype not in HALF_TYPES or x.dtype != weight.dtype:
+    # The plain form is made of aten ops, which tracers record and FLOP counters know.
+    if torch.compiler.is_compiling() or needs_plain_ops() or _len_torch_dispatch_stack() > 0:
         return False
-    if x.shape[0] != 1 or needs_plain_ops():
+    if x.shape[0] != 1 or x.dtype not in HALF_TYPES or x.dtype != weight.dtype:
         return False
     tensors = (x, weight, bias, mean_scale)
+    if any(a.device != x.device for a in tensors):
+        return False  # let the convolution say so
     if torch.is_grad_enabled() and any(a.requires_grad for a in tensors):
         return False
     if autocast_dtype(x) not in (None, x.dtype) or not _runs_cudnn():
@@ -100,10 +105,10 @@ def conv_computed_bias_act(
     key = (
         "computed bias", x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(),
         bias.dtype, bias.is_contiguous(), mean_scale.dtype, mean_scale.is_contiguous(), *stride,
-        activation, kernel_switch(),
+        activation, kernel_switch(), torch.backends.cudnn.benchmark,
     )  # fmt: skip
 
-    def of_shape() -> tuple[Replay, bool]:
+    def of_shape() -> _OneCall:
         from .triton import one_call as kernels
 
         borders = weight.shape[2] > 1
@@ -114,25 +119,51 @@ def conv_computed_bias_act(
             operands = (weight, None, bias, mean_scale, x, window, sums, weight.dtype)
             return kernels.scale_with_mean(*operands)[2]
 
-        fuses = activation == "relu" and _keeps_nan(x, weight, *geometry)
-        return Replay(computed_bias), fuses
+        return _OneCall(Replay(computed_bias))
 
-    compute, fuses_relu = replay_of(key, of_shape)
-    computed = compute(x, weight, bias, mean_scale)
-    if fuses_relu:
+    call = replay_of(key, of_shape)
+    computed = call.compute(x, weight, bias, mean_scale)
+    if activation == "relu" and call.fuses_relu(x, weight, *geometry):
         return conv_relu(x, weight, computed, *geometry)
     y = torch.nn.functional.conv2d(x, weight, computed, *geometry)
     return get_activation(activation).apply_(y)
 
 
+class _OneCall:
+    """The call of a layer on inputs of one shape.
+
+    Attributes:
+        compute: Computes the bias.
+        keeps_nan: Whether cuDNN's ReLU keeps a NaN; None if not tried.
+    """
+
+    def __init__(self, compute: Replay) -> None:
+        self.compute = compute
+        self.keeps_nan: bool | None = None
+        self._is_first = True
+
+    def fuses_relu(self, x: Tensor, weight: Tensor, *geometry: Any) -> bool:
+        """Return whether cuDNN applies ReLU now.
+
+        The trial takes a convolution and waits for the device, so that it pays from the second call
+        of a shape on only. A captured call cannot read its result and leaves it to a later one.
+        """
+        if self.keeps_nan is None and not self._is_first and not _is_captured(x):
+            self.keeps_nan = _keeps_nan(x, weight, *geometry)
+        self._is_first = False
+        return self.keeps_nan is True
+
+
+def _is_captured(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def _keeps_nan(x: Tensor, weight: Tensor, *geometry: Any) -> bool:
     """Return whether cuDNN's ReLU is NaN where torch's is, for such operands.
 
-    Otherwise a NaN in x would become a map of zeros, and nobody would notice. cuDNN leaves this to
-    the version and the engine, so it is tried once for each shape.
+    Otherwise a NaN in x would become a map of zeros, and nobody would notice. It depends on cuDNN's
+    version and engine, so it is tried once for each shape.
     """
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False  # a result cannot be read now
     nan = weight.new_full((weight.shape[0],), torch.nan)
     return bool(conv_relu(x, weight, nan, *geometry).isnan().all())
 
@@ -153,8 +184,8 @@ def conv_relu(
 def _runs_cudnn() -> bool:
     """Return whether torch uses cuDNN and allows nondeterministic algorithms.
 
-    torch passes no wish for deterministic algorithms to the fused convolution.
+    torch does not pass the deterministic flag on to the fused convolution.
     """
     cudnn = torch.backends.cudnn
     wanted = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    return cudnn.enabled and not wanted
+    return cudnn.enabled and cudnn.is_available() and not wanted

@@ -317,6 +317,11 @@ def center_bias_act_pool(
 
     Returns:
         The pooled maps (N, C, H // 2, W // 2) and their index in uint8: see max_pool2x2.
+
+    >>> v = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]])
+    >>> pooled, index = center_bias_act_pool(v, bias=torch.zeros(1), mean_scale=torch.ones(1))
+    >>> pooled, index
+    (tensor([[[[3.]]]]), tensor([[[[3]]]], dtype=torch.uint8))
     """
     act = get_activation(activation)
     check_maps(v, bias=bias, mean_scale=mean_scale)

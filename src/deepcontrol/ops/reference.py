@@ -153,7 +153,7 @@ def scaled_filters_backward(
         return scaled_filters(dscaled, gain, weight.dtype), products.to(gain.dtype)
     square = square_norm(wide, filter_norm.norm)
     scale = filter_norm.norm * square.rsqrt()
-    # The gradient of a direction is orthogonal to it: a change of the norm changes nothing.
+    # The gradient of a direction is orthogonal to it: the norm of W has no effect.
     orthogonal = dscaled - wide * over_filter(products / square, weight)
     if filter_norm.centered:
         orthogonal = orthogonal - filter_mean(orthogonal)

@@ -228,7 +228,7 @@ class Replay:
             self._tries_left -= 1
             self.calls = 1 if self._tries_left else self.calls
             return
-        # A tensor from elsewhere, such as a cached one, may be another one next time.
+        # A tensor that is neither given nor allocated, such as a cached one, may differ next time.
         if not used <= place.keys() or functools.reduce(operator.or_, addresses) & 15:
             return
         constants: list[Any] = []

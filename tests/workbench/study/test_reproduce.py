@@ -275,11 +275,14 @@ def test_the_command_of_a_study_repeats_it(tmp_path: Path) -> None:
     assert typed.claims == asked.claims
 
 
-def test_slots_share_gpus_and_cores() -> None:
+def test_slots_share_gpus_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     slots = find_slots(3, ["4", "7"], cores=16)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == list("474747")
     assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {"2"}
     assert [slot.name for slot in find_slots(None, [], cores=2)] == ["cpu", "cpu"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert find_slots(1, [], cores=16)[0].environment == {"OMP_NUM_THREADS": "3"}
 
 
 def test_without_ray(

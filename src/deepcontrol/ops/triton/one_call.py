@@ -9,7 +9,11 @@ bias and applies ReLU:
 - `input_sums_kernel` reads x. Its programs write partial sums of each channel over the map and, for
   a 3x3 kernel, the sums of the four border rows and columns. It can also write the bits x > 0, the
   ReLU mask that the backward of the neuron before reads.
-- `scale_with_mean_kernel` scales a filter, which it reads anyway, and multiplies it with the sums.
+- `scale_with_mean_kernel` multiplies a filter with the sums. It can also scale the filter, which it
+  reads anyway.
+
+Folded layers need neither the mask nor the scaling. benchmarks/one_call.py uses both, to time the
+same form in training.
 
 The mean is that of the convolution as computed: V is rounded first.
 """

@@ -165,12 +165,15 @@ class Slot:
 def find_slots(per_device: int | None, gpus: Sequence[str], cores: int) -> list[Slot]:
     """Return slots on each GPU (default: one), or on the CPU (default: one per core).
 
+    The slots share the cores. OMP_NUM_THREADS, if it is set, is the number of threads of each slot.
+
     >>> [slot.name for slot in find_slots(2, ["0", "1"], cores=8)]
     ['gpu 0', 'gpu 1', 'gpu 0', 'gpu 1']
     """
     count = per_device or (1 if gpus else cores)
     devices = [f"gpu {gpu}" for gpu in gpus] or ["cpu"]
-    threads = str(max(1, cores // (count * len(devices))))
+    share = max(1, cores // (count * len(devices)))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(share)
     slots = []
     for _ in range(count):  # one on each GPU before the second on any
         for index, device in enumerate(devices):
