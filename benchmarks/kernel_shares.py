@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from deepcontrol.workbench.bench.cases import NETWORKS, QUICK, Case
+from deepcontrol.workbench.bench.cases import CONTENDERS, ENGINES, NETWORKS, QUICK, Case
 from deepcontrol.workbench.bench.contenders import precision
 from deepcontrol.workbench.bench.kernels import group_by_kind, profile_kernels
 from deepcontrol.workbench.bench.measure import (
@@ -118,10 +118,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--networks", nargs="+", default=DEFAULT_NETWORKS, metavar="NETWORK:BATCH")
-    parser.add_argument("--contenders", nargs="+", default=["agc", "bn"])
+    parser.add_argument("--contenders", nargs="+", default=["agc", "bn"], choices=CONTENDERS)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=["cpu", "cuda"], default=device)
-    parser.add_argument("--engines", nargs="+", help="default: graph compile+graph; on a CPU eager")
+    parser.add_argument(
+        "--engines", nargs="+", choices=ENGINES, help="default: graph compile+graph; on a CPU eager"
+    )
     parser.add_argument("--seconds", type=float, help="start no case after this time")
     parser.add_argument("--out", type=Path, help="CSV file")
     parser.add_argument("--append", action="store_true", help="keep the rows of the CSV file")

@@ -515,6 +515,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8, help="layers in a row")
     parser.add_argument(
         "--layers", type=int, nargs="+", default=range(len(LAYERS)), metavar="N",
+        choices=range(len(LAYERS)),
         help="; ".join(f"{i}: {layer}" for i, layer in enumerate(LAYERS)),
     )  # fmt: skip
     parser.add_argument(

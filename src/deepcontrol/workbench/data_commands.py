@@ -54,9 +54,9 @@ class Init:
     contact-sheet.png with images beside their masks. Lists every faulty file. The exit code is 1 if
     there is one.
 
-    Other data list their classes themselves: COCO (annotations/*.json), nnU-Net's volumes in
-    imagesTr/ and labelsTr/, and images in one folder per class. They get the contact sheet and the
-    list, and volumes a dataset.json if they have none.
+    Other data name their classes themselves: COCO (annotations/*.json), nnU-Net's volumes in
+    imagesTr/ and labelsTr/, and images in one folder per class. For these it draws the contact
+    sheet and lists the faults; for volumes without a dataset.json it also proposes one.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -72,10 +72,10 @@ class Check:
     """Read a whole dataset and list all its faults.
 
     Recognizes CamVid (train/, trainannot/, ...), Cityscapes (leftImg8bit/, gtFine/), images with
-    masks (images/, masks/), COCO (annotations/), nnU-Net's volumes (imagesTr/, labelsTr/), CIFAR
-    (data_batch_1.bin, ...), Fashion-MNIST (train-images-idx3-ubyte.gz, ...) and image folders
-    (train/CLASS/, val/CLASS/, or CLASS/), and reads all splits. The exit code is 1 if there is a
-    fault.
+    masks (images/, masks/), COCO (annotations/), nnU-Net's volumes (imagesTr/, labelsTr/),
+    CIFAR (data_batch_1.bin, ...), Fashion-MNIST (train-images-idx3-ubyte.gz, ...) and
+    image folders (train/CLASS/, val/CLASS/, or CLASS/), and reads all splits. The exit code is 1
+    if there is a fault.
     """
 
     folder: tyro.conf.Positional[Path]
@@ -89,7 +89,7 @@ class Sheet:
     data: DataName = "streets"
     """Dataset. cityscapes14 is Cityscapes with ClassNet's 14 classes."""
     data_root: Annotated[Path | None, tyro.conf.arg(help_behavior_hint="")] = None
-    """Dataset folder. streets needs none."""
+    """Dataset folder. Not needed for streets."""
     split: Literal["train", "val", "test"] = "train"
     """Split to draw. For CIFAR and Fashion-MNIST, val is the test set."""
     count: int = 24

@@ -11,7 +11,14 @@ from PIL import Image
 
 from deepcontrol.workbench.data import VOID, DataError
 from deepcontrol.workbench.data.classfile import ClassFile
-from deepcontrol.workbench.data.files import decode, read_mask, resize, size_of, to_eight_bit
+from deepcontrol.workbench.data.files import (
+    decode,
+    read_image,
+    read_mask,
+    resize,
+    size_of,
+    to_eight_bit,
+)
 
 IDS = ClassFile(("a", "b", "c"), (0, 1, 7), ((0, 0, 0),) * 3, (255,))
 BY_COLOR = ClassFile(("a", "b"), (), ((0, 0, 0), (255, 0, 0)), (), ((255, 255, 255),))
@@ -97,6 +104,47 @@ def test_narrow_channels_of_a_tiff(tmp_path: Path) -> None:
     array = np.random.default_rng(0).integers(0, 256, (5, 72, 48)).astype(np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", planarconfig="separate")
     assert np.array_equal(decode(tmp_path / "a.tif").array, np.moveaxis(array, 0, 2))
+
+
+@pytest.mark.parametrize("compression", ["lzw", "packbits", "zlib"])
+def test_compressed_sixteen_bit_colors(compression: str, tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 4096, (7, 9, 3)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb", compression=compression)
+    assert np.array_equal(decode(tmp_path / "a.tif").array, array)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_overviews_of_a_tiff_are_ignored(dtype: type, tmp_path: Path) -> None:
+    """Cloud-optimized GeoTIFFs have smaller copies of the image as further pages."""
+    array = np.random.default_rng(0).integers(0, 256, (40, 60, 3)).astype(dtype)
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        file.write(array, photometric="rgb", subifds=0)
+        file.write(array[::2, ::2], photometric="rgb", subfiletype=1)
+    assert np.array_equal(decode(tmp_path / "a.tif").array, array)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_color_pages_of_a_tiff_are_refused(dtype: type, tmp_path: Path) -> None:
+    array = np.zeros((40, 60, 3), dtype)
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        file.write(array, photometric="rgb")
+        file.write(array[::2, ::2], photometric="rgb")
+    with pytest.raises(DataError, match=r"2 pages, the first of 40x60"):
+        decode(tmp_path / "a.tif")
+
+
+def test_images_that_must_have_eight_bits(tmp_path: Path) -> None:
+    array = np.zeros((40, 60, 3), np.uint8)
+    tifffile.imwrite(tmp_path / "a.tif", array, photometric="rgb")
+    assert read_image(tmp_path / "a.tif", (40, 60)).shape == (40, 60, 3)
+    tifffile.imwrite(tmp_path / "b.tif", array.astype(np.uint16), photometric="rgb")
+    with pytest.raises(DataError, match="8 bits per channel, got 16 bits"):
+        read_image(tmp_path / "b.tif", (40, 60))
+    with tifffile.TiffWriter(tmp_path / "c.tif") as file:
+        file.write(array, photometric="rgb")
+        file.write(array[::2], photometric="rgb")
+    with pytest.raises(DataError, match="got 2 pages"):
+        read_image(tmp_path / "c.tif", (40, 60))
 
 
 def test_compression_that_needs_another_package(

@@ -291,7 +291,7 @@ def test_best_recipe(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ({"noise": -0.1}, "--noise must be at least 0, got -0.1"),
-        ({"noise": 0.1, "norm": "gn"}, "--noise is for --norm agc and bn, not gn"),
+        ({"noise": 0.1, "norm": "gn"}, "--noise is for --norm agc, bn and ws\\+bn, not gn"),
         ({"dropout": 1.0}, "--dropout must be at least 0 and below 1, got 1.0"),
         (
             {"dropout": 0.5, "model": "smp:Unet/resnet34"},

@@ -3,6 +3,7 @@
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from deepcontrol.workbench.train.checkpoint import CheckpointError, load
 from deepcontrol.workbench.train.config_file import from_json, to_json
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import MovingAverage
+from deepcontrol.workbench.train.run import TrainingRun
+from deepcontrol.workbench.train.snapshot import Position
 from tests.workbench.train.runs import command, differences, metrics, signal_at_step, train_here
 
 SMALL = {"model": "unet", "width": "0.05", "sample_epochs": "9"}
@@ -190,6 +193,22 @@ def test_patience(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(metrics(tmp_path / "run")) == 4
     train_here(tmp_path / "run", **flags)  # still out of patience
     assert len(metrics(tmp_path / "run")) == 4
+
+
+def test_patience_counts_from_the_first_epoch_with_the_lowest_error() -> None:
+    """A network that predicts one class keeps its error, while its loss still falls."""
+    run = TrainingRun.__new__(TrainingRun)
+    run.__dict__.update(
+        position=Position(epoch=0),
+        loss_sum=torch.zeros(()),
+        config=SimpleNamespace(patience=2, minutes=None, epochs=100, save_epochs=1),
+    )
+    stops = []
+    for epoch in range(1, 5):
+        run.advance_epoch(0.5, 1 / epoch)
+        stops.append(run.reason_to_stop(0.0) is not None)
+    assert stops == [False, False, True, True]
+    assert run.position.best_epoch == 4  # of equal errors the lowest loss
 
 
 def test_minutes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

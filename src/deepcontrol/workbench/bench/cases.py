@@ -54,7 +54,8 @@ class Bench:
     """Groups to measure. nnunet-res is nnU-Net with a residual encoder. neuron and inference run on
     the CPU only."""
     main: bool = False
-    """Only the main cases: agc, bn and none in SegNet, ResNet-50 and the 3-D U-Net, bf16."""
+    """Measure only the main cases: agc, bn and none in SegNet, ResNet-50 and the 3-D U-Net, in
+    bf16."""
     contenders: Annotated[tuple[Contender, ...], arg(help_behavior_hint="(default: all)")] = ()
     """Contenders to measure. one-liner is Eq. 1 in plain PyTorch; bn, gn, in and none are stock
     PyTorch; frn and evonorm-s0 are timm's if it is installed; bn-byte-pool is bn with this

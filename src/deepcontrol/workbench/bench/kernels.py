@@ -216,6 +216,8 @@ def profile_kernels(
     The kernels of a captured step may run in parallel, so their sum may exceed the step's time.
     """
     on_gpu = batch[0].is_cuda
+    if on_gpu:
+        torch.cuda.synchronize()  # earlier steps are not part of the profile
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities, acc_events=True) as profiler:
         for _ in range(steps):

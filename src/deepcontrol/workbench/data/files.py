@@ -35,11 +35,16 @@ def open_image(path: Path) -> Image.Image:
 
 
 def check_eight_bit(image: Image.Image, path: Path) -> None:
-    """Raise DataError unless the image has at most 8 bits per channel."""
-    if image.mode not in EIGHT_BIT_MODES:
-        raise DataError(
-            path, f"expected a gray, RGB or CMYK image of 8 bits per channel, got {image.mode}"
-        )
+    """Raise DataError unless the image has one page of at most 8 bits per channel."""
+    expected = "expected a gray, RGB or CMYK image of 8 bits per channel"
+    if image.mode not in EIGHT_BIT_MODES or _is_deep(image):
+        found = f"{_bits(image)} bits" if _is_deep(image) else image.mode
+        raise DataError(path, f"{expected}, got {found}")
+    if path.suffix.lower() in TIFF_SUFFIXES:
+        with _naming(path), imagefile.open_header(path) as header:
+            pages = len(_full_pages(header))
+        if pages != 1:
+            raise DataError(path, f"{expected}, got {pages} pages")
 
 
 def read_image(path: Path, size: Size) -> NDArray[np.uint8]:
@@ -191,7 +196,9 @@ LOSSY_SUFFIXES = (".jpg", ".jpeg")
 MOST_CHANNELS = 64
 MOST_VALUES = 2**30  # of an image; a damaged or hostile header may claim any size
 _GRAY = np.array((0.299, 0.587, 0.114))
-_BITS_PER_SAMPLE, _IMAGE_DESCRIPTION = 258, 270  # TIFF tags
+_MOST_PAGES = 4096  # of a TIFF that are looked at one by one
+_PAGE_KIND, _BITS_PER_SAMPLE, _IMAGE_DESCRIPTION = 254, 258, 270  # TIFF tags
+_NOT_AN_IMAGE = 1 | 4  # bits of _PAGE_KIND: reduced resolution, mask
 _SIXTEEN_BIT = ("I;16", "I;16B", "I;16L", "I", "F")
 
 
@@ -386,13 +393,13 @@ def _decode_tiff(path: Path) -> Pixels | None:
     frames: list[NDArray] = []
     try:
         with imagefile.open_header(path) as image:
-            pages, size = getattr(image, "n_frames", 1), image.size
+            size, pages = image.size, _full_pages(image)
             colors = len(image.getbands()) if _has_deep_colors(image) else 0
-            use_tifffile = colors > 0 or _has_rows_as_pages(image)
-            if pages == 1 and not use_tifffile:
+            use_tifffile = _has_rows_as_pages(image) or (colors > 0 and len(pages) == 1)
+            if len(pages) == 1 and not use_tifffile:
                 return None
-            few = pages <= MOST_CHANNELS and pages * math.prod(size) <= MOST_VALUES
-            for page in range(pages if few and not use_tifffile else 0):
+            few = len(pages) <= MOST_CHANNELS and len(pages) * math.prod(size) <= MOST_VALUES
+            for page in pages if few and not use_tifffile else ():
                 image.seek(page)
                 if image.size != size:
                     break
@@ -406,24 +413,48 @@ def _decode_tiff(path: Path) -> Pixels | None:
         if colors and array.ndim == 3:
             array = array[..., :colors]  # Pillow's channels: without those that have no meaning
         return _checked(path, array, has_alpha=colors == 4)
-    if len(frames) != pages or any(frame.ndim != 2 for frame in frames):
+    if len(frames) != len(pages) or any(frame.ndim != 2 for frame in frames):
         raise DataError(
             path,
-            f"{pages} pages, the first of {size[1]}x{size[0]}; expected at most {MOST_CHANNELS} "
-            f"gray pages of one size, as channels of the image, with {MOST_VALUES:,} values",
+            f"{len(pages)} pages, the first of {size[1]}x{size[0]}; expected at most "
+            f"{MOST_CHANNELS} gray pages of one size, as channels of the image, with "
+            f"{MOST_VALUES:,} values",
         )
     return _checked(path, np.stack(frames, 2))
 
 
-def _has_deep_colors(image: Image.Image) -> bool:
-    """Return whether a TIFF has colors of more than 8 bits.
+def _full_pages(image: Image.Image) -> Sequence[int]:
+    """Return the pages of a TIFF that are images: no overviews of another page, and no masks."""
+    count = getattr(image, "n_frames", 1)
+    if not 1 < count <= _MOST_PAGES:
+        return range(count)
+    found = []
+    for page in range(count):
+        image.seek(page)
+        if not image.tag_v2.get(_PAGE_KIND, 0) & _NOT_AN_IMAGE:  # type: ignore[attr-defined]
+            found.append(page)
+    image.seek(0)
+    return found
 
-    Pillow drops the lower ones. Files with an orientation are left to Pillow, which turns them.
+
+def _bits(image: Image.Image) -> int:
+    """Return the bits per channel that a TIFF declares; 8 for other images."""
+    return int(max(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))))
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Return whether an image has colors of more than 8 bits, of which Pillow drops the lower."""
+    return image.mode in ("RGB", "RGBA") and _bits(image) > 8
+
+
+def _has_deep_colors(image: Image.Image) -> bool:
+    """Return whether a TIFF has deep colors that tifffile reads.
+
+    Files with an orientation are left to Pillow, which turns them.
     """
     tags = getattr(image, "tag_v2", {})
-    deep = max(tags.get(_BITS_PER_SAMPLE, (8,))) > 8
     upright = tags.get(imagefile.ORIENTATION, imagefile.UPRIGHT) == imagefile.UPRIGHT
-    return image.mode in ("RGB", "RGBA") and deep and upright
+    return _is_deep(image) and upright
 
 
 def _has_rows_as_pages(image: Image.Image) -> bool:

@@ -69,13 +69,13 @@ class Export:
     The exported file runs on random images of two shapes. If its outputs differ from torch by more
     than 1e-4 (relative to the largest output, or absolute if that is below 1), no file is written
     and the exit code is 1. A JSON file next to the export describes inputs, outputs and classes,
-    and model-card.md describes them for readers, with metrics, data and the code to run the file.
+    and model-card.md is the readable version, with metrics, data and the code to run the file.
 
     The options --fixed-means and --int8 change the outputs. The pixel error on the validation set
     is printed before and after.
 
-    Batch size, height and width are dynamic. The height and width must be at least 64 for segnet,
-    multiples of 16 from 32 on for unet, and multiples of 128 from 256 on for classnet. Classifiers
+    Batch size, height and width are dynamic. Height and width must be at least 64 for segnet; for
+    unet a multiple of 16, at least 32; for classnet a multiple of 128, at least 256. Classifiers
     and networks of other libraries take images of the training size, and unet3d volumes of the
     size of its crops. executorch supports one image of one size.
     """

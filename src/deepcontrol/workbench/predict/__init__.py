@@ -68,11 +68,12 @@ class Predict:
 
     An image that needs more than half of the free memory is split into tiles. Tiles overlap by the
     receptive field and share one mean per AGC layer, so that the labels equal those of the whole
-    image. This takes one pass over all tiles per AGC layer. Networks with bn or without norm need
-    a single pass. The statistics of other norms cannot be shared, so tiles show seams.
+    image. This takes as many passes over the tiles as there are AGC layers. Networks with
+    BatchNorm (bn, ws+bn) or without normalization need a single pass. The statistics of other norms
+    cannot be shared, so tiles show seams.
 
-    A network with agc or one of these other norms that was trained on crops uses overlapping
-    windows of the crop size, and their probabilities are blended. --tile selects tiles instead.
+    A network trained on crops, with AGC or one of these other norms, labels overlapping windows of
+    the crop size and blends their probabilities. --tile selects tiles instead.
 
     Volumes (NIfTI) always use overlapping windows. NAME.nii.gz has the labels, with the voxels and
     the affine of the input.
@@ -92,7 +93,7 @@ class Predict:
     tile: Annotated[
         Size | None, tyro.conf.arg(help_behavior_hint="(default: the largest that fits in memory)")
     ] = None
-    """Tile size without overlap. A tile larger than the image labels it whole."""
+    """Tile size, not counting the overlap. A tile larger than the image labels it whole."""
     probabilities: bool = False
     """Also write NAME-probabilities.tif: a 32-bit band per class, in the order of the ids. Volumes
     get NAME-probabilities.nii.gz. For classification, predictions.csv always has them."""

@@ -333,13 +333,13 @@ def draw_panel(axes: Axes, panel: Panel, runs: Runs, shown: Range | None) -> Non
         return
     axes.set_ylim(*shown)
     missing = [line for line in panel.lines if not runs_of(line, runs)]
-    if len(missing) > 1:  # their labels would cover the curves
-        axes.plot([], [], " ", label=f"{len(missing)} others: not run")
     last = [
         draw_line(axes, line.label, runs_of(line, runs), panel.metric, line_style(i)[0])
         for i, line in enumerate(panel.lines)
         if len(missing) < 2 or line not in missing
     ]
+    if len(missing) > 1:  # their labels would cover the curves
+        axes.plot([], [], " ", label=f"{len(missing)} not run")
     axes.set_xlim(0, max(last) * 1.02)
     axes.legend(fontsize=8, framealpha=0.85, edgecolor="none")
 

@@ -193,7 +193,6 @@ BATCH_SWEEP = SweepSpec(
 
 # Error by depth
 
-DEPTHS = (20, 56, 110)
 DEPTH_LRS, UNNORMALIZED_LRS = (0.1, 0.3), (0.01, 0.03, 0.1)
 RESIDUAL: dict[int, Model] = {20: "resnet20", 56: "resnet56", 110: "resnet110"}
 PLAIN: dict[int, Model] = {20: "plain20", 56: "plain56", 110: "plain110"}

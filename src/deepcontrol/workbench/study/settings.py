@@ -290,14 +290,14 @@ PRESETS: dict[Name, Preset] = {
 class Reproduce:
     """Test claims: train the runs, judge each claim, write a page.
 
-    Each claim has a rule and ends as reproduced, not reproduced or undecided. Claims share runs.
-    The runs of figure 1 come first, one seed of each before the next seed. The other runs follow,
-    and then more seeds for claims about small differences. Presets beyond the paper train claim by
-    claim.
+    Each claim has a rule and ends as reproduced, not reproduced or undecided. Several claims may
+    use the same run. The runs of figure 1 come first, one seed of each before the next seed. The
+    other runs follow, and then more seeds for claims about small differences. The classification
+    presets train one network and batch size after another; proposals and segmentation-recipe train
+    the runs of one claim after another.
 
-    In the presets for classification, and for BatchNorm in segmentation-recipe, each contender has
-    its own best learning rate. The first seed trains all learning rates of a grid, and the best one
-    trains the other seeds.
+    In the classification presets all contenders, and in segmentation-recipe BatchNorm, are tuned:
+    the first seed tries every learning rate of a grid, and the other seeds use the best one.
 
     Run the same command again to resume a study: finished runs are kept, interrupted runs
     continue, and failed runs are tried again. A failed run is tried twice and does not stop the

@@ -49,7 +49,7 @@ class TrainCommand(Train):
 class Eval:
     """Evaluate a checkpoint on the validation images.
 
-    Prints the error, and per class the IoU (segmentation) or the error (classification).
+    Prints the error, then the IoU (segmentation) or error (classification) of each class.
     """
 
     run: tyro.conf.Positional[Path]

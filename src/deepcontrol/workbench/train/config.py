@@ -105,8 +105,8 @@ class Train:
     from the dataset's instance labels. To label volumes: unet3d. To classify images: resnet18,
     resnet50, resnet20, resnet56, resnet110, mlp, or plain20, plain56, plain110 (without shortcuts).
     From other libraries: timm:NAME, smp:Unet/resnet34, torchvision:deeplabv3_resnet50. Your own:
-    module:function, called with classes and in_channels. The last four are converted with --norm
-    agc and left as they are with --norm bn."""
+    module:function, called with classes and in_channels. Networks of other libraries and your own
+    are converted with --norm agc and left unchanged with --norm bn."""
     pretrained: bool = False
     """Start from the pretrained weights of timm, smp or torchvision."""
     norm: Norm = None  # type: ignore[assignment]  # the recipe's, filled in by `__post_init__`
@@ -117,8 +117,8 @@ class Train:
     data: Literal[DataName, DatasetName] = "streets"
     """Dataset. folder holds your own images/ and masks/ (see `deepcontrol data init`), coco images
     with COCO's JSON, and nnunet volumes in nnU-Net's raw layout. cityscapes14 is Cityscapes with
-    ClassNet's 14 classes. The last four are for classification; imagefolder is a folder with one
-    subfolder of images per class."""
+    ClassNet's 14 classes. cifar10, cifar100, fashion-mnist and imagefolder are for classification;
+    imagefolder is a folder with one subfolder of images per class."""
     data_root: Path | None = None
     """Dataset folder. Not needed for streets."""
     size: TrainingSize | None = None
@@ -134,9 +134,9 @@ class Train:
     """Channels of the images of --data folder or coco. None: 3; gray images are repeated, opacity
     is dropped. Volumes have those of dataset.json."""
     val_fraction: float = 0.2
-    """Fraction of the images for validation: of --data folder, coco and imagefolder without val/,
-    and of the cases of nnunet. A hash of the file name decides, so that new images do not change
-    the split."""
+    """Fraction of the images for validation, for --data folder, coco, nnunet (of its cases), and
+    imagefolder without val/. A hash of the file name decides, so that new images do not change the
+    split."""
     resample: bool = False
     """Resample the volumes of --data nnunet to the median voxel size of the training cases.
     `deepcontrol predict` writes labels at the resolution of its input."""
@@ -148,12 +148,12 @@ class Train:
     """Split each batch into N parts and add up their gradients, to save memory. With AGC the update
     is the same up to rounding; BatchNorm normalizes each part by itself."""
     recipe: RecipeName = "paper"
-    """Defaults of --norm, --schedule, --warmup-epochs, --weight-decay, --augment and
-    --class-weights; explicit options take precedence. paper has agc, a constant learning rate and
-    no weight decay. recommended has agc+ws, a warm-up of 1 epoch (at most a tenth of --epochs), a
-    cosine schedule, and a weight decay of 0.0001 (0.01 for adamw). best is for segmentation:
-    recommended with a weight decay of 0.0005, --augment strong and --class-weights none. Learning
-    rate and momentum are the same in all."""
+    """Defaults of --norm, --schedule, --warmup-epochs, --weight-decay, --augment and --class-
+    weights; explicit options take precedence. paper has agc, a constant learning rate and no weight
+    decay. recommended has agc+ws (agc for mlp, for networks of other libraries and for your own), a
+    warm-up of 1 epoch (at most a tenth of --epochs), a cosine schedule, and a weight decay of
+    0.0001 (0.01 for adamw). best is for segmentation: recommended with a weight decay of 0.0005,
+    --augment strong and --class-weights none. Learning rate and momentum are the same in all."""
     optimizer: OptimizerName = "sgd"
     """sgd (with momentum) or adamw."""
     lr: float | None = None
@@ -162,8 +162,8 @@ class Train:
     # None stands for the recipe's value, which `__post_init__` fills in.
     schedule: Schedule = None  # type: ignore[assignment]
     """Learning-rate schedule: constant, cosine, poly (power 0.9), or onecycle, which rises from
-    lr / 25 over the first 30% of the steps. The last three fall to 0 at the last epoch, so that
-    --epochs cannot change later. None: the recipe's."""
+    lr / 25 over the first 30% of the steps. cosine, poly and onecycle fall to 0 by the last epoch,
+    so --epochs cannot be changed later. None: the recipe's."""
     warmup_epochs: float = None  # type: ignore[assignment]
     """Epochs of linear warm-up of the learning rate from 0, such as 0.5. None: the recipe's."""
     weight_decay: float = None  # type: ignore[assignment]
@@ -193,8 +193,8 @@ class Train:
     fixed_lambda: float | None = None
     """Fix AGC's lambda (fraction of the mean that is subtracted) instead of learning it."""
     fixed_gamma: float | None = None
-    """Fix AGC's gamma (gain) instead of learning it, at this multiple of its initial value: 1, or
-    in residual and plain networks 1.21 and less at the end of a branch."""
+    """Fix AGC's gamma (gain) instead of learning it, at this multiple of its initial value. That
+    value is 1; in residual and plain networks 1.21, and less at the end of a branch."""
     background: str = "mean"
     """Level of each map that AGC subtracts: mean, median, window:15 (mean over a window of 15x15),
     quantile:0.3, or trimmed:0.1 (mean without the lowest and the highest 10%)."""
@@ -212,10 +212,10 @@ class Train:
     where its ReLU is active. control scales the whole gradient to the same norm instead. For
     --norm agc."""
     gems_cap: float = GEMS_CAP
-    """Largest factor of --gems on a gradient."""
+    """Largest factor by which --gems multiplies a gradient."""
     class_weights: ClassWeights = None  # type: ignore[assignment]
-    """Class weights in the loss of segmentation: enet (rare classes count more) or none. None: the
-    recipe's, enet except for best."""
+    """Class weights in the loss of segmentation: enet (rare classes count more) or none. None:
+    enet, or none with --recipe best."""
     class_weight_scale: float = 1.0
     """Mean of the class weights in the loss. Classification has no class weights."""
     augment: Augmentation | None = None
@@ -228,8 +228,8 @@ class Train:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 uses autocast with fp32 parameters. auto is bf16 on a GPU and fp32 on a CPU."""
     engine: Engine = "graph"
-    """Execution of a training step: eager, torch.compile, a CUDA graph, or both. On a CPU, graph is
-    eager."""
+    """Execution of a training step: eager, torch.compile, a CUDA graph, or both. On a CPU, graph
+    runs eagerly."""
     deterministic: bool = False
     """Bit-identical results on a GPU, at some cost in speed. Runs on a CPU are deterministic."""
     fsdp: bool = False
@@ -246,7 +246,8 @@ class Train:
     eval_whole: bool = False
     """Evaluate images larger than --size as a whole, not in windows. Usually worse for AGC."""
     save_epochs: int = 1
-    """Save a checkpoint every N epochs and after the last one. best/ has the lowest error."""
+    """Save a checkpoint every N epochs and after the last one. best/ has the lowest
+    error, and of equal errors the lowest loss."""
     save_steps: int = 0
     """Also save a checkpoint every N steps. 0 saves only at the end of epochs."""
     sample_epochs: tuple[int, ...] = (1, 10, 50, 100, 150)
@@ -433,8 +434,8 @@ class Train:
             if not is_agc(self.norm) and getattr(self, name) != ADDED_LATER[name]:
                 raise ValueError(f"--{flag_name(name)} is for --norm agc, not {self.norm}")
         parse_background(self.background)
-        if self.noise and not (is_agc(self.norm) or self.norm == "bn"):
-            raise ValueError(f"--noise is for --norm agc and bn, not {self.norm}")
+        if self.noise and not (is_agc(self.norm) or self.norm in ("bn", "ws+bn")):
+            raise ValueError(f"--noise is for --norm agc, bn and ws+bn, not {self.norm}")
         for name, below in (("noise", math.inf), ("dropout", 1)):
             if not 0 <= getattr(self, name) < below:
                 limit = "" if below == math.inf else f" and below {below}"

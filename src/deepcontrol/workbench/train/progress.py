@@ -128,8 +128,9 @@ def validation_note(
     """
     if images < FEW_IMAGES:
         return (
-            f"Only {images} validation images: the error of one image decides which checkpoint is "
-            f"the best, and a difference of a few percent means nothing. To get more, {advice}."
+            f"Only {images} validation image{'s' * (images != 1)}: the error of one image decides "
+            f"which checkpoint is the best, and a difference of a few percent means nothing. To "
+            f"get more, {advice}."
         )
     missing = [name for name, count in zip(classes, histogram, strict=True) if not count]
     if missing:

@@ -216,11 +216,14 @@ class TrainingRun:
                 this process, which is always trained.
         """
         config, position = self.config, self.position
-        since = position.epoch - max(position.best_epoch, 0)
+        # Of equal errors the first one counts: a network that predicts one class has a constant
+        # error, while its loss may still fall. Older checkpoints have no lowest_epoch.
+        lowest = max(position.lowest_epoch, 0) or max(position.best_epoch, 0)
+        since = position.epoch - lowest
         if config.patience is not None and position.epoch and since >= config.patience:
             return (
                 f"the lowest error is {since} epochs old (--patience {config.patience}, epoch "
-                f"{max(position.best_epoch, 0)})"
+                f"{lowest})"
             )
         if config.minutes is not None:
             elapsed = time.monotonic() - self.started
@@ -253,6 +256,8 @@ class TrainingRun:
         self.loss_sum.zero_()
         if position.epoch < 1 or not self.saves_after(position.epoch):
             return
+        if error < position.best_error:
+            position.lowest_epoch = position.epoch
         if (error, loss) < (position.best_error, position.best_loss):
             position.best_error, position.best_loss = error, loss
             position.best_epoch = position.epoch

@@ -36,10 +36,9 @@ class Position:
     loss_sum: float = 0.0  # summed over these images
     seconds: float = 0.0  # duration of these steps
     best_error: float = float("inf")
-    best_loss: float = float(
-        "inf"
-    )  # of the validation after best_epoch; decides between equal errors
+    best_loss: float = float("inf")  # of best_epoch; decides between equal errors
     best_epoch: int = -1
+    lowest_epoch: int = -1  # the first with best_error, from which --patience counts
 
     @classmethod
     def from_state(cls, values: dict[str, Any]) -> "Position":
@@ -47,7 +46,7 @@ class Position:
         position = cls(**values)
         for field in fields(cls):
             value = getattr(position, field.name)
-            least = -1 if field.name in ("epoch", "best_epoch") else 0
+            least = -1 if field.name in ("epoch", "best_epoch", "lowest_epoch") else 0
             if type(value) is not field.type or (field.name != "loss_sum" and not value >= least):
                 raise ValueError(f"{field.name} cannot be {value!r}")
         return position

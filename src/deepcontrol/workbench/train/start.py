@@ -63,7 +63,8 @@ def claim_folder(config: Train) -> Iterator[RunLock]:
         RunInUseError: Another process trains in the folder.
         CheckpointError: The folder has a lock or a checkpoint without config.json.
     """
-    path, is_ours, existed = config.out / CONFIG, False, config.out.exists()
+    path, is_ours = config.out / CONFIG, False
+    missing = [folder for folder in (config.out, *config.out.parents) if not folder.exists()]
 
     def prepare(is_new: bool) -> None:
         nonlocal is_ours
@@ -91,9 +92,9 @@ def claim_folder(config: Train) -> Iterator[RunLock]:
                             held.remove()
                 raise
     except Exception:
-        if not existed:
-            with suppress(OSError):  # another run, or a file that stays
-                config.out.rmdir()
+        with suppress(OSError):  # another run, or a file that stays
+            for folder in missing:
+                folder.rmdir()
         raise
 
 
