@@ -2,14 +2,17 @@
 
     python results/readme.py          (part of `make readme`; the tests compare the text)
 
-Of results/camvid, `in_short` returns the README's table and `verdicts` the verdict table of the
-docs. `by_batch_size` returns the errors of results/cifar-batch, and `of_recipe` the results of
-results/segmentation-recipe.
+The README has `in_short` of results/camvid, `recipe_in_short` of results/segmentation-recipe, and
+`cifar_in_short` of results/cifar-batch; docs/ has the whole tables of the three: `verdicts`,
+`of_recipe`, and `by_batch_size`.
 """
 
+import csv
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean, stdev
 
 from deepcontrol.workbench.folders.studyfolder import Measurement, Study, read_study
 from deepcontrol.workbench.report.text import (
@@ -27,6 +30,9 @@ CLASSIFICATION = "results/cifar-batch"
 RECIPE = "results/segmentation-recipe"
 FILES = tuple(ROOT / name for name in ("README.md", "docs/verdicts.md", "docs/choose.md"))
 NORMS = {"AGC": "agc", "BatchNorm": "bn", "GroupNorm": "gn"}
+CIFAR_NORMS = {"AGC": "AGC+WS", "BatchNorm": "BatchNorm", "GroupNorm": "GroupNorm"}
+# Final errors of BatchNorm at learning rates that the study of the recipe does not have.
+RECIPE_BATCHNORM = ROOT / "benchmarks" / "results" / "recipe-bn-cuda.csv"
 
 # Row, measure, and the arm of each norm: a prefix of run folders, or a contender of the benchmark.
 ROWS = (
@@ -58,6 +64,8 @@ def with_studies(text: str, studies: Mapping[str, Study], path: Path = FILES[0])
     for study, name, section in (
         (STUDY, "in short", in_short),
         (STUDY, "verdicts", verdicts),
+        (CLASSIFICATION, "in short", cifar_in_short),
+        (RECIPE, "in short", recipe_in_short),
         (CLASSIFICATION, "by batch size", by_batch_size),
         (RECIPE, "table", of_recipe),
     ):
@@ -124,6 +132,40 @@ def by_batch_size(study: Study) -> str:
         rows.append([str(x), *(_short(error) if error and error.n else "" for error in found)])
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     return f"{table}\n\n\\* one seed; the others have 2 or 3. Empty: not run yet.\n"
+
+
+def cifar_in_short(study: Study) -> str:
+    """Return errors as a Markdown table: a row per norm, a column per batch size with two seeds."""
+    (sweep,) = study.sweeps
+    found = {
+        (norm, point.x): point.error
+        for norm, label in CIFAR_NORMS.items()
+        for series in sweep.series
+        if series.label == label
+        for point in series.points
+    }
+    batches = sorted({x for norm, x in found if norm == "AGC" and found[norm, x].n > 1})
+    lines = [f"| | {' | '.join(map(str, batches))} |", "|---" + "|---:" * len(batches) + "|"]
+    for norm in CIFAR_NORMS:
+        errors = [found.get((norm, batch)) for batch in batches]
+        cells = (_short(error) if error and error.n > 1 else "" for error in errors)
+        lines.append(f"| {norm} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def recipe_in_short(study: Study) -> str:
+    """Return a sentence with the errors of AGC and of BatchNorm at its best settings."""
+    agc = study.measurement(next(iter(RECIPE_ROWS.values())), "final error")
+    seeds = defaultdict(list)
+    for row in csv.DictReader(RECIPE_BATCHNORM.read_text().splitlines()):
+        seeds[row["batch"], row["lr"]].append(float(row["final_error_percent"]))
+    trained = {setting: errors for setting, errors in seeds.items() if len(errors) > 1}
+    (batch, lr), errors = min(trained.items(), key=lambda item: fmean(item[1]))
+    return (
+        f"With `--recipe best`, 40 epochs at batch size 1 end at {_short(agc)} wrong pixels; "
+        f"BatchNorm, at its best\nbatch size ({batch}) and learning rate ({lr}), ends at "
+        f"{fmean(errors):.2f} ± {stdev(errors):.2f}%.\n"
+    )
 
 
 def of_recipe(study: Study) -> str:

@@ -328,7 +328,7 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
     def _fusion_obstacle(self) -> str | None:
         if self.activation != "none":
             return "its activation lies between the two"
-        if self.background != "mean" and not is_homogeneous(check_background(self.background)):
+        if not is_homogeneous(self.background):
             return "its background does not scale with the filters"
         if self.filter_norm is None:
             return None

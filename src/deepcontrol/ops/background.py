@@ -240,9 +240,10 @@ def check_background(background: Background) -> Estimator | Literal["mean"]:
     )
 
 
-def is_homogeneous(background: Estimator) -> bool:
+def is_homogeneous(background: Background) -> bool:
     """Return whether b(a z) = a b(z) for every a: gamma may then go into the filters."""
-    return bool(getattr(background, "homogeneous", False))
+    estimator = check_background(background)
+    return estimator == "mean" or bool(getattr(estimator, "homogeneous", False))
 
 
 def subtract_background(
