@@ -4,21 +4,24 @@
 
 The README has `in_short` of results/camvid, `recipe_in_short` of results/segmentation-recipe, and
 `cifar_in_short` of results/cifar-batch; docs/ has the whole tables of the three: `verdicts`,
-`of_recipe`, and `by_batch_size`.
+`of_recipe`, and `by_batch_size`. `recurrent` is the table of benchmarks/recurrent.py.
 """
 
 import csv
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
+from textwrap import fill
 
 from deepcontrol.workbench.folders.studyfolder import Measurement, Study, read_study
 from deepcontrol.workbench.report.text import (
     counts_text,
     finished_text,
     grouped_claims,
+    join_words,
     measurement_text,
     protocol_text,
     verdict_table,
@@ -28,11 +31,26 @@ ROOT = Path(__file__).parents[1]
 STUDY = "results/camvid"
 CLASSIFICATION = "results/cifar-batch"
 RECIPE = "results/segmentation-recipe"
-FILES = tuple(ROOT / name for name in ("README.md", "docs/verdicts.md", "docs/choose.md"))
+RECURRENT = "benchmarks/results/recurrent-cpu.csv"
+FILES = tuple(
+    ROOT / name for name in ("README.md", "docs/verdicts.md", "docs/choose.md", "docs/proposals.md")
+)
 NORMS = {"AGC": "agc", "BatchNorm": "bn", "GroupNorm": "gn"}
 CIFAR_NORMS = {"AGC": "AGC+WS", "BatchNorm": "BatchNorm", "GroupNorm": "GroupNorm"}
 # Final errors of BatchNorm at learning rates that the study of the recipe does not have.
 RECIPE_BATCHNORM = ROOT / "benchmarks" / "results" / "recipe-bn-cuda.csv"
+# Norms of benchmarks/recurrent.py, and how much longer sequences may raise the error of one that
+# serves in a recurrent network (rule 3 there).
+RECURRENT_NORMS = {
+    "agc": "AGC",
+    "gn": "GroupNorm",
+    "ln": "LayerNorm",
+    "bn-per-step": "BatchNorm with statistics per step",
+    "bn": "BatchNorm",
+    "none": "none",
+}
+RECURRENT_LENGTHS = (8, 32)
+SERVES = 1.1
 
 # Row, measure, and the arm of each norm: a prefix of run folders, or a contender of the benchmark.
 ROWS = (
@@ -69,12 +87,16 @@ def with_studies(text: str, studies: Mapping[str, Study], path: Path = FILES[0])
         (CLASSIFICATION, "by batch size", by_batch_size),
         (RECIPE, "table", of_recipe),
     ):
-        begin = f"<!-- {study}, {name}: made by results/readme.py -->\n"
-        end = f"<!-- end of {study}, {name} -->\n"
         content = section(studies[study]).replace("](results/", f"]({up}results/")
-        block = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
-        text = block.sub(lambda _, content=content: content, text)  # type: ignore[misc]
-    return text
+        text = _fill(text, study, name, content)
+    return _fill(text, RECURRENT, "table", recurrent())
+
+
+def _fill(text: str, source: str, name: str, content: str) -> str:
+    begin = f"<!-- {source}, {name}: made by results/readme.py -->\n"
+    end = f"<!-- end of {source}, {name} -->\n"
+    block = re.compile(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", re.DOTALL)
+    return block.sub(lambda _: content, text)
 
 
 def in_short(study: Study) -> str:
@@ -177,6 +199,44 @@ def of_recipe(study: Study) -> str:
         cells = (measurement_text(m, with_n=False).replace(" %", "%") for m in found)
         lines.append(f"| {row} | {' | '.join(cells)} | {found[0].n} |")
     return "\n".join(lines) + "\n"
+
+
+def recurrent(path: Path = ROOT / RECURRENT) -> str:
+    """Return errors of a recurrent network by norm, batch size and length, and the verdict."""
+    short, long = RECURRENT_LENGTHS
+    errors: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    for row in csv.DictReader(path.read_text().splitlines()):
+        for length in RECURRENT_LENGTHS:
+            errors[row["norm"], int(row["batch"]), length].append(float(row[f"error_{length}"]))
+    batches = sorted({batch for _, batch, _ in errors})
+    titles = [f"batch {b}: {short} | {long} frames | ratio" for b in batches]
+    rule = "|---" + "|---:" * 3 * len(batches) + "|"
+    lines = [f"| norm of the gates | {' | '.join(titles)} |", rule]
+    serve = []
+    for norm, label in RECURRENT_NORMS.items():
+        means = [[fmean(errors[norm, b, length]) for length in RECURRENT_LENGTHS] for b in batches]
+        cells = (f"{first:.1%} | {last:.1%} | {last / first:.2f}" for first, last in means)
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+        serve += [label] * all(last <= SERVES * first for first, last in means)
+
+    def ahead(peer: str, batch: int) -> bool:
+        """Return whether AGC is below a peer by more than two standard errors (rule 4)."""
+        ours, theirs = (errors[norm, batch, long] for norm in ("agc", peer))
+        deviation = math.sqrt(sum(stdev(values) ** 2 / len(values) for values in (ours, theirs)))
+        return fmean(theirs) - fmean(ours) > 2 * deviation
+
+    peers = ("bn", "bn-per-step")
+    alone = "AGC" in serve and not {RECURRENT_NORMS[norm] for norm in peers} & {*serve}
+    holds = alone or all(ahead(norm, batch) for norm in peers for batch in batches)
+    seeds = " to ".join(map(str, sorted({len(values) for values in errors.values()})))
+    text = (
+        f"Means of {seeds} seeds. By the rules of the script, fixed before the runs, a norm serves "
+        f"if its error at {long} frames is at most {SERVES} times that at {short}, at both batch "
+        f"sizes. These do: {join_words(serve)}. The paper says that batch statistics are not "
+        "applicable to recurrent networks. By the same rules this "
+        f"{'holds' if holds else 'does not hold'} here."
+    )
+    return "\n".join([*lines, "", fill(text, 120), ""])
 
 
 def _short(error: Measurement) -> str:

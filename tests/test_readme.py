@@ -106,6 +106,27 @@ def test_recipe_matches_the_study() -> None:
     assert "batch size 1 | 8.11 ± 0.02% |" in table
 
 
+def test_recurrent_table_matches_its_runs(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / "results" / "readme.py"))
+    text = (ROOT / "docs" / "proposals.md").read_text()
+    assert _block(text, "table", script["RECURRENT"]) == script["recurrent"](), "run make readme"
+    rows = ["norm,batch,seed,error_8,error_32"]
+    for norm in script["RECURRENT_NORMS"]:
+        late = {"agc": 0.42, "bn": 0.5, "bn-per-step": 0.5}.get(norm, 0.6)
+        rows += [f"{norm},{b},{s},0.40,{late + 0.01 * s}" for b in (1, 4) for s in (0, 1)]
+    path = tmp_path / "recurrent.csv"
+    path.write_text("\n".join(rows))
+    found = script["recurrent"](path)
+    assert "| AGC | 40.0% | 42.5% | 1.06 | 40.0% | 42.5% | 1.06 |" in found
+    assert "These do: AGC." in found
+    assert "this holds here" in found
+    late = "bn-per-step,4,0,0.40,0.5"
+    path.write_text("\n".join(rows).replace(late, late.replace("0.5", "0.3")))
+    assert "this holds here" in script["recurrent"](path)  # at batch size 1 it does not serve
+    path.write_text("\n".join(rows).replace("0.40,0.5", "0.40,0.42"))
+    assert "this does not hold here" in script["recurrent"](path)
+
+
 def test_verdicts_match_the_study() -> None:
     script = runpy.run_path(str(ROOT / "results" / "readme.py"))
     verdicts = script["verdicts"](script["read_study"](ROOT / STUDY))
