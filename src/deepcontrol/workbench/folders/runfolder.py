@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from .storage import ChecksumError, Row, epoch_of, read_json, scan_records, write_json
+from .storage import ChecksumError, Row, epoch_of, read_json, scan_records, shortened, write_json
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -335,16 +335,11 @@ def changed_values(now: Row, before: Row, ignored: Sequence[str] = ()) -> list[s
         old, new = _as_row(before.get(part)), _as_row(now.get(part))
         names = [name for name in old if part == "derived" or name not in ignored]
         found += [
-            f"{name} {_short(old[name])} -> {_short(new.get(name))}"
+            f"{name} {shortened(repr(old[name]))} -> {shortened(repr(new.get(name)))}"
             for name in names
             if old[name] != new.get(name)
         ]
     return found
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def read_diverged(folder: Path) -> int | None:

@@ -324,13 +324,13 @@ def _check_depth(value: Any) -> None:
 def _float(text: str) -> float:
     value = float(text)
     if not abs(value) <= MAX_FLOAT:
-        raise ValueError(f"the number {_short(text)} is out of range")
+        raise ValueError(f"the number {shortened(text, 24)} is out of range")
     return value
 
 
 def _int(text: str) -> int:
     if len(text) > 20 or abs(value := int(text)) > MAX_INT:
-        raise ValueError(f"the number {_short(text)} is out of range")
+        raise ValueError(f"the number {shortened(text, 24)} is out of range")
     return value
 
 
@@ -342,8 +342,9 @@ def _null(name: str) -> None:
     return None
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 24 else f"{text[:24]}..."
+def shortened(text: str, length: int = 60) -> str:
+    """Return a text of at most `length` characters, for a message."""
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 def _crc(body: bytes) -> str:

@@ -25,7 +25,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal, TypeVar
 
 from .runfolder import Run, is_within, read_run
-from .storage import read_json, write_json
+from .storage import read_json, shortened, write_json
 
 STUDY = "study.json"
 RUNS, LOGS, FIGURES = "runs", "logs", "figures"
@@ -402,7 +402,7 @@ def _load(kind: type[T], value: Any, where: str) -> T:
         ValueError: A value is missing or has another type.
     """
     if not isinstance(value, dict):
-        raise ValueError(f"{where} is {_short(value)}; expected an object")
+        raise ValueError(f"{where} is {shortened(repr(value))}; expected an object")
     hints = typing.get_type_hints(kind)
     given = {}
     for f in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -432,12 +432,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if hint in (int, str, bool) and type(value) is hint:
         return value
     names = " or ".join(map(repr, options)) if origin is Literal else getattr(hint, "__name__", "")
-    raise ValueError(f"{where} is {_short(value)}; expected {names or hint}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+    raise ValueError(f"{where} is {shortened(repr(value))}; expected {names or hint}")
 
 
 # Format 1
