@@ -335,8 +335,8 @@ def explain(error: Exception, name: str, out: Path | None) -> str:
     """Return the message for an exception that ended a command.
 
     Expected errors say themselves what is wrong. A full disk and exhausted memory get their
-    numbers, and a GPU that failed is no bug. Anything else is a bug: its traceback is saved to a
-    file that the message names.
+    numbers, and a failed GPU is reported as such. Anything else is a bug: its traceback is saved to
+    a file that the message names.
 
     Args:
         error: The exception.

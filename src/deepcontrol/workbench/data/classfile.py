@@ -1,4 +1,4 @@
-"""The classes of a folder of one's own, from classes.yaml or classes.txt.
+"""The classes of a user's own folder, from classes.yaml or classes.txt.
 
 They have names, and mask values or colors.
 """

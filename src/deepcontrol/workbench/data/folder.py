@@ -1,4 +1,4 @@
-"""Segmentation images and masks of one's own, in a plain folder.
+"""A user's own segmentation images and masks, in a plain folder.
 
     root/classes.yaml
     root/train/images/*, root/train/masks/*, root/val/images/*, root/val/masks/*

@@ -336,7 +336,7 @@ def study_pictures(study: Study, runs: StudyRuns) -> list[tuple[str, int, str]]:
 def study_classes(study: Study, runs: StudyRuns) -> list[ClassRow]:
     """Return the pictured runs' classes, for the legend.
 
-    The runs share one data set.
+    The runs share one dataset.
     """
     pictured = [run for run in runs.with_metrics(study.pictured) if run.samples]
     return class_rows(pictured[0]) if pictured else []

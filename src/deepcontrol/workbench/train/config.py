@@ -264,7 +264,7 @@ class Train:
 
     def recipe_values(self, schedule: Schedule | None = None) -> Recipe:
         """Return the settings of the recipe, for the schedule that is chosen already."""
-        # Datasets of one's own and volumes do not support strong augmentation.
+        # Users' own datasets and volumes do not support strong augmentation.
         augments = self.data not in DATASET_NAMES and len(self.sample_size) == 2
         # to_agc standardizes the filters of networks from elsewhere by itself.
         standardizes = self.model not in ("mlp", CUSTOM) and not is_external(self.model)

@@ -132,7 +132,7 @@ def train_epochs(run: TrainingRun) -> None:
 
 
 def notes_at_start(run: TrainingRun) -> list[str]:
-    """Return warnings about busy cores and about validation images of one's own."""
+    """Return warnings about busy cores and about too few validation images."""
     notes = []
     if run.group.device.type == "cpu" and run.group.world_size == 1:
         threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
