@@ -81,11 +81,11 @@ def main(args: list[str] | None = None) -> int:
         return run(command, console)
     except BrokenPipeError as error:
         print(flush=True)  # raises again if the closed pipe is standard output
-        print_error("error", str(error), SafeConsole(stderr=True))
+        print_error(str(error))
         return 1
     except Exception as error:
         message = explain(error, args[0] if args else "", written_to(command))
-        print_error("error", message, SafeConsole(stderr=True))
+        print_error(message)
         leave_if_device_failed(error)
         return 1
     except KeyboardInterrupt:  # train and reproduce handle SIGINT themselves
@@ -165,7 +165,7 @@ def refuse_empty(args: list[str]) -> None:
         flag = word.removesuffix("=") or previous
         place = f"{flag} is empty" if flag.startswith("--") else "an argument is empty"
         message = f"{place}: pass a value, or omit it. Is a variable of the shell unset?"
-        print_error("error", message, SafeConsole(stderr=True))
+        print_error(message)
         raise SystemExit(2)
 
 
@@ -202,15 +202,15 @@ def written_to(command: object) -> Path | None:
     return getattr(command, "out", None) or getattr(command, "run", None)
 
 
-def print_error(kind: str, message: str, console: Console) -> None:
+def print_error(message: str) -> None:
     # Escaped, because a path may contain rich markup.
-    text = f"[bold red]{kind}:[/] {escape(message)}"
+    text = f"[bold red]error:[/] {escape(message)}"
     try:
-        console.print(text, highlight=False, soft_wrap=True)
+        SafeConsole(stderr=True).print(text, highlight=False, soft_wrap=True)
     except BrokenPipeError:
         raise
     except (OSError, MemoryError, RuntimeError):  # no memory or descriptor is left for colors
-        print(f"{kind}: {printable(message)}", file=sys.stderr)
+        print(f"error: {printable(message)}", file=sys.stderr)
 
 
 # Help

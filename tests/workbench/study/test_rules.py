@@ -31,7 +31,6 @@ from deepcontrol.workbench.study.rules import (
     combine,
     decide,
     difference_interval,
-    mean_interval,
 )
 from tests.workbench.study.made_up import curve
 
@@ -253,8 +252,10 @@ def test_intervals() -> None:
     )
     assert difference_interval([1.0] * 3, [3.0] * 3) == Interval(-2, -inf, inf)
     assert math.isnan(difference_interval([inf], [inf]).middle)
-    assert mean_interval([1.0, 3.0]) == pytest.approx(Interval(2, 2 - T[1], 2 + T[1]))
-    assert mean_interval([0.0, 2.0] * 20).high == pytest.approx(1 + T[39] * math.sqrt(40 / 39 / 40))
+    assert difference_interval([1.0, 3.0], None) == pytest.approx(Interval(2, 2 - T[1], 2 + T[1]))
+    assert difference_interval([0.0, 2.0] * 20, None).high == pytest.approx(
+        1 + T[39] * math.sqrt(40 / 39 / 40)
+    )
 
 
 @pytest.mark.parametrize(

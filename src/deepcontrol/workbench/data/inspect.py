@@ -321,19 +321,16 @@ def _most_common_size(pairs: list[Pair]) -> tuple[int, int]:
     return sizes.most_common(1)[0][0] if sizes else (1, 1)
 
 
-def contact_sheet(
-    source: Source, count: int, size: Size, columns: int | None = None, first: int = 0
-) -> Image.Image:
-    """Draw `count` samples from `first` on, each with its labels.
+def contact_sheet(source: Source, count: int, size: Size) -> Image.Image:
+    """Draw the first `count` samples, each with its labels.
 
-    In segmentation, the colored labels are next to the image; 3 columns by default. In
-    classification, the name of the class is below the image, which is a square with the height of
-    `size`; 8 columns by default.
+    In segmentation, the colored labels are next to the image, in 3 columns. In classification, the
+    name of the class is below the image, which is a square with the height of `size`, in 8 columns.
     """
     is_segmentation = source.task == "segmentation"
-    columns = columns or (3 if is_segmentation else 8)
+    columns = 3 if is_segmentation else 8
     tiles = []
-    for index in range(first, min(first + count, len(source))):
+    for index in range(min(count, len(source))):
         if is_segmentation:
             sample = source.read(index, size)
             labels = sample.labels.astype(np.uint8)
@@ -342,7 +339,7 @@ def contact_sheet(
             sample = source.read(index, (size[0], size[0]))
             tiles.append(_captioned(sample.image, source.classes[int(sample.labels)]))
     if not tiles:
-        raise ValueError(f"no sample {first} in {source.name}, which has {len(source)} samples")
+        raise ValueError(f"no sample 0 in {source.name}, which has {len(source)} samples")
     height, width, _ = tiles[0].shape
     rows = -(-len(tiles) // columns)
     sheet = np.full((rows * (height + 2) - 2, columns * (width + 2) - 2, 3), 255, np.uint8)
@@ -416,7 +413,7 @@ def _scaled(width: int, *lengths: int) -> tuple[int, ...]:
     return tuple(max(width, FULL_WIDTH) * length // FULL_WIDTH for length in lengths)
 
 
-def draw_captions(texts: Sequence[str], width: int, color: Color = INK) -> Pixels:
+def draw_captions(texts: Sequence[str], width: int) -> Pixels:
     """Draw one line with a text over each of several columns of equal width."""
     size, height, margin = _scaled(width * len(texts), TEXT_SIZE, LINE_HEIGHT, 3)
     font = ImageFont.load_default(size)
@@ -424,7 +421,7 @@ def draw_captions(texts: Sequence[str], width: int, color: Color = INK) -> Pixel
     draw = ImageDraw.Draw(strip)
     for i, text in enumerate(texts):
         place = (i * width + margin, size // 13)
-        draw.text(place, fit_text(text, font, width - 2 * margin), color, font)
+        draw.text(place, fit_text(text, font, width - 2 * margin), INK, font)
     return np.asarray(strip)
 
 

@@ -283,9 +283,9 @@ def protocol_text(study: Study) -> str:
     )
 
 
-def verdict_table(claims: Sequence[ClaimResult], rules: bool = True) -> str:
-    """Return a Markdown table with a row per claim, with or without the rules."""
-    names = ["claim", "paper", "measured", *["rule"] * rules, "verdict"]
+def verdict_table(claims: Sequence[ClaimResult]) -> str:
+    """Return a Markdown table with a row per claim."""
+    names = ["claim", "paper", "measured", "rule", "verdict"]
     rows = [names, ["---"] * len(names)]
     for claim in claims:
         measured = "<br>".join(
@@ -293,8 +293,8 @@ def verdict_table(claims: Sequence[ClaimResult], rules: bool = True) -> str:
             for measure, of in by_measure(claim.measurements).items()
         )
         rule = "<br>".join(dict.fromkeys(map(check_rule, claim.checks)))
-        row = [f"**{claim.id}** {claim.text}", claim.paper]
-        row += [measured or check_found(claim.checks[0]), *[rule] * rules, claim.verdict]
+        found = measured or check_found(claim.checks[0])
+        row = [f"**{claim.id}** {claim.text}", claim.paper, found, rule, claim.verdict]
         rows.append([cell.replace("|", "/") for cell in row])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 

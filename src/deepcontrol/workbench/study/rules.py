@@ -36,11 +36,6 @@ class Interval(NamedTuple):
     high: float
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Estimate the mean of values over seeds."""
-    return difference_interval(values, None)
-
-
 def difference_interval(a: Sequence[float], b: Sequence[float] | None) -> Interval:
     """Estimate mean(a) - mean(b), or mean(a) if b is None.
 

@@ -310,7 +310,6 @@ def build_data(
     sources: Sources,
     group: Group,
     progress: Callable[[str, int, int], None],
-    folder: Path | None = None,
 ) -> Data:
     """Return the batches of both splits.
 
@@ -322,10 +321,9 @@ def build_data(
         sources: Result of `open_sources`.
         group: Each process receives its own images of every batch.
         progress: Called with a source's name, the number of decoded images, and the total.
-        folder: Cache folder. By default the user's cache.
     """
     place = {"device": group.device, "rank": group.rank, "world": group.world_size}
-    loaded = [load(config, source, progress, folder) for source in sources]
+    loaded = [load(config, source, progress) for source in sources]
     val = evaluation_batches(config, loaded[1], config.val_batch_size, config.workers, **place)
     if isinstance(loaded[0], DatasetSplit):
         own = DatasetBatches(
@@ -363,7 +361,6 @@ def load(
     config: Train,
     source: Source | DatasetSplit,
     progress: Callable[[str, int, int], None],
-    folder: Path | None = None,
 ) -> Cache | DatasetSplit:
     """Read all samples: decode files into a cache, or scan a torch Dataset."""
 
@@ -373,7 +370,7 @@ def load(
     if isinstance(source, DatasetSplit):
         source.scan(config.workers, report)
         return source
-    return prepare(source, config.image_size, folder, report)
+    return prepare(source, config.image_size, progress=report)
 
 
 def segmentation_augmentation(config: Train) -> Augment:
