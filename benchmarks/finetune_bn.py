@@ -67,10 +67,11 @@ from deepcontrol.workbench.data.road_scenes import Streets
 from deepcontrol.workbench.losses import class_cross_entropy, pixel_cross_entropy
 from deepcontrol.workbench.models.classifiers import CIFAR_GROUPS
 from deepcontrol.workbench.optim import Schedule, scheduled_lr, set_lr
-from deepcontrol.workbench.train.build import build_model, evaluation_batches
+from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import load_of_run
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import load_config
+from deepcontrol.workbench.train.data import evaluation_batches
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.faults import NotFiniteError
 from deepcontrol.workbench.train.snapshot import load_weights

@@ -23,10 +23,10 @@ from deepcontrol.workbench.folders.runfolder import METRICS
 from deepcontrol.workbench.folders.storage import read_records
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.train.build import build_objective
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import load_config
 from deepcontrol.workbench.train.evaluate import evaluate
+from deepcontrol.workbench.train.objective import build_objective
 
 WAYS = ("none", "crops", "whole images", "both")
 

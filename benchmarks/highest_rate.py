@@ -27,10 +27,11 @@ from deepcontrol.workbench.data import Augment, Batches, Cache, open_source, pre
 from deepcontrol.workbench.models import Norm
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.terminal import parse_size
-from deepcontrol.workbench.train.build import build_model, build_objective, scale_to_images_
+from deepcontrol.workbench.train.build import build_model, scale_to_images_
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.faults import NotFiniteError
+from deepcontrol.workbench.train.objective import build_objective
 
 BATCH = 8
 SLOWER = 1 / 8  # factor of the learning rate

@@ -34,9 +34,10 @@ from deepcontrol.workbench.study.measures import (
     LayerLambda,
 )
 from deepcontrol.workbench.terminal import parse_size
-from deepcontrol.workbench.train.build import build_model, build_objective
+from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.evaluate import evaluate, statistics
+from deepcontrol.workbench.train.objective import build_objective
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.road_scenes import Streets
 from deepcontrol.workbench.folders.runfolder import is_locked
 from deepcontrol.workbench.train import loop
-from deepcontrol.workbench.train.build import build_data, open_sources
+from deepcontrol.workbench.train.data import build_data, open_sources
 from deepcontrol.workbench.train.distributed import Group
 from tests.processes import DEADLOCK
 from tests.workbench.train.killing import kill_and_resume

@@ -22,8 +22,8 @@ from torch import Tensor
 from deepcontrol.step import WARMUP_STEPS, TrainingStep
 from deepcontrol.workbench.folders import runfolder
 from deepcontrol.workbench.optim import sgd
-from deepcontrol.workbench.train.build import build_data, open_sources
 from deepcontrol.workbench.train.checkpoint import load
+from deepcontrol.workbench.train.data import build_data, open_sources
 from deepcontrol.workbench.train.distributed import Group
 from tests.processes import DEADLOCK
 from tests.workbench.train.runs import command, differences, tiny

@@ -34,9 +34,9 @@ from .folders.storage import replacing, write_atomic
 from .losses import pixel_cross_entropy
 from .predict import Network, load_network
 from .report.comparison import Comparison, Side, comparison_lines, write_comparison_page
-from .train.build import open_split
 from .train.config import Train
 from .train.config_file import load_config
+from .train.data import open_split
 from .train.evaluate import evaluating, predict
 
 NORMS = {"agc": "AGC", "bn": "BatchNorm"}

@@ -19,7 +19,7 @@ import torch._dynamo  # the first optimizer would import it, which takes seconds
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.road_scenes import Streets
-from deepcontrol.workbench.train.build import open_sources
+from deepcontrol.workbench.train.data import open_sources
 from tests.workbench.train.runs import command, differences, tiny
 
 EPOCHS, STEPS = 2, 8

@@ -16,9 +16,9 @@ from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main, parse
 from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.train import TrainCommand
-from deepcontrol.workbench.train.build import build_data, open_sources
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.config import Train
+from deepcontrol.workbench.train.data import build_data, open_sources
 from deepcontrol.workbench.train.distributed import Group
 
 CLOCK = ("seconds", "images_per_s", "peak_mib")

@@ -24,18 +24,14 @@ from deepcontrol.workbench.data import NO_CLASS, Batch, CropFlip
 from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.models import MODELS
 from deepcontrol.workbench.optim import scheduled_lr
-from deepcontrol.workbench.train.build import (
-    Objective,
-    build_augmentation,
-    build_data,
-    build_model,
-    open_sources,
-)
+from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import Checkpoint, load, save_best
 from deepcontrol.workbench.train.config import Model
+from deepcontrol.workbench.train.data import build_augmentation, build_data, open_sources
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import LayerStats, evaluate
 from deepcontrol.workbench.train.loop import train_run
+from deepcontrol.workbench.train.objective import Objective
 from deepcontrol.workbench.train.progress import WRONG, Display, draw_sheet
 from deepcontrol.workbench.train.run import Interrupts
 from deepcontrol.workbench.train.start import open_run

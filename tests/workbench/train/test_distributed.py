@@ -15,12 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from deepcontrol.workbench.data import VOID, Batch
 from deepcontrol.workbench.folders import runfolder, storage
-from deepcontrol.workbench.train.build import Objective, build_data, build_model, open_sources
+from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.config_file import load_config
+from deepcontrol.workbench.train.data import build_data, open_sources
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.loop import train_run
+from deepcontrol.workbench.train.objective import Objective
 from deepcontrol.workbench.train.progress import Display
 from deepcontrol.workbench.train.run import Interrupts
 from deepcontrol.workbench.train.snapshot import load_weights

@@ -11,8 +11,9 @@ from deepcontrol.ops import max_pool2x2
 from deepcontrol.workbench.models import Norm, SegNet, is_agc
 from deepcontrol.workbench.models.segmentation import ClassesAndContour
 from deepcontrol.workbench.predict import load_network
-from deepcontrol.workbench.train.build import build_data, build_model, open_sources
+from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import load
+from deepcontrol.workbench.train.data import build_data, open_sources
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import (
     LayerStats,

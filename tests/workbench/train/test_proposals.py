@@ -13,18 +13,12 @@ from deepcontrol.ops import max_pool2x2
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.optim import set_lr
-from deepcontrol.workbench.train.build import (
-    Objective,
-    add_noise_,
-    build_model,
-    build_objective,
-    lambdas,
-    move_,
-)
+from deepcontrol.workbench.train.build import add_noise_, build_model, lambdas, move_
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import from_json, to_json
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import LayerStats, unpooled
+from deepcontrol.workbench.train.objective import Objective, build_objective
 from deepcontrol.workbench.train.start import build_gems, build_optimizer
 from tests.processes import DEADLOCK
 from tests.workbench.train.runs import (

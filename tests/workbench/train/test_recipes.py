@@ -14,11 +14,11 @@ from deepcontrol.workbench.cli import main, parse
 from deepcontrol.workbench.data import NO_CLASS, VOID
 from deepcontrol.workbench.models import UNet, build
 from deepcontrol.workbench.train import Train
-from deepcontrol.workbench.train.build import Objective
 from deepcontrol.workbench.train.checkpoint import CheckpointError, load
 from deepcontrol.workbench.train.config_file import from_json, to_json
 from deepcontrol.workbench.train.distributed import Group
 from deepcontrol.workbench.train.evaluate import MovingAverage
+from deepcontrol.workbench.train.objective import Objective
 from deepcontrol.workbench.train.run import TrainingRun
 from deepcontrol.workbench.train.snapshot import Position
 from tests.workbench.train.runs import command, differences, metrics, signal_at_step, train_here

@@ -14,8 +14,8 @@ from ..data import VOID, Batches, prepare
 from ..data.folder import FolderSource
 from ..metrics import ConfusionMatrix
 from ..terminal import Size, format_size
-from ..train.build import open_split
 from ..train.config import Train
+from ..train.data import open_split
 from ..train.evaluate import forward_in_windows, split_windows
 from .targets import Runner, Shape, Sizes, as_tuple
 

@@ -26,7 +26,7 @@ from ..folders.studyfolder import (
     read_study,
 )
 from ..report.text import check_found, measurement_line
-from ..train.build import open_sources
+from ..train.data import open_sources
 from ..train.progress import duration
 from ..train.run import interrupts
 from .executors import Local, OnRay, find_slots, visible_gpus

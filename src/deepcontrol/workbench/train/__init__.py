@@ -15,9 +15,10 @@ from ...nn import saved_bytes
 from ..data import DataName
 from ..folders.runfolder import CONFIG
 from ..terminal import format_size
-from .build import build_model, build_network, open_samples, open_sources, with_channels
+from .build import build_model, build_network
 from .config import Train
 from .config_file import check_code, check_unchanged, load_config
+from .data import open_samples, open_sources, with_channels
 from .diagnosis import state_bytes
 from .distributed import choose_autocast, choose_device, exit_if_distributed
 from .find_lr import run_find_lr

@@ -24,10 +24,10 @@ from ..data.sample import Windows, windows
 from ..metrics import ConfusionMatrix, sum_over_processes_
 from ..models.blocks import FilterResponseNorm2d
 from ..terminal import Size
-from .build import class_logits
 from .checkpoint import CheckpointError
 from .distributed import Group, unshard
 from .faults import NotFiniteError
+from .objective import class_logits
 from .snapshot import load_weights, mismatch
 
 

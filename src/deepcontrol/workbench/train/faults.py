@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from .build import Loss
 from .distributed import Group, is_sharded, local_shard, unshard
+from .objective import Loss
 
 # In messages of RuntimeErrors and ImportErrors, in lower case. oneDNN reports a failed allocation
 # of a workspace as a primitive that it could not create or execute.

@@ -22,19 +22,13 @@ from torch.nn.utils import clip_grad_norm_
 from ...step import TrainingStep
 from ..folders.storage import replacing
 from ..optim import set_lr
-from .build import (
-    add_noise_,
-    build_data,
-    build_model,
-    build_objective,
-    move_,
-    open_sources,
-    scale_to_images_,
-)
+from .build import add_noise_, build_model, move_, scale_to_images_
 from .config import Train
+from .data import build_data, open_sources
 from .diagnosis import memory_fault_at_start
 from .distributed import choose_autocast, choose_device, configure_torch, process_group
 from .faults import is_out_of_memory
+from .objective import build_objective
 from .progress import Display
 from .start import build_gems, build_optimizer
 

@@ -16,8 +16,8 @@ from ..folders import runfolder, storage
 from ..folders.runfolder import RunLock
 from ..hardware import crowded_note, fit_threads
 from ..metrics import ConfusionMatrix, ImageError, ImageErrors
-from .build import Sources, class_logits
 from .config import Train
+from .data import Sources
 from .diagnosis import (
     device_fault,
     evaluation_fault,
@@ -28,6 +28,7 @@ from .diagnosis import (
 from .distributed import Group, choose_device, configure_torch, peak_mib, process_group
 from .evaluate import evaluate, evaluating, split_windows
 from .faults import NotFiniteError, is_device_failure, is_out_of_memory
+from .objective import class_logits
 from .progress import (
     Display,
     Pixels,

@@ -17,12 +17,12 @@ from ...step import TrainingStep
 from ..data import Batch, BatchStream, DatasetSplit, Source
 from ..folders.runfolder import RunLock
 from ..optim import scheduled_lr, set_lr
-from .build import Objective
 from .checkpoint import CheckpointWriter
 from .config import Train
 from .distributed import Group
 from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import GuardReader
+from .objective import Objective
 from .progress import Display, Events, sample_name
 from .snapshot import Position
 

@@ -24,28 +24,24 @@ from ..folders import runfolder, storage
 from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS, RunLock, lock
 from ..folders.storage import read_bytes
 from ..optim import adamw, scale_lr, sgd
-from .build import (
-    Data,
-    Fingerprints,
-    Sources,
-    add_noise_,
-    build_data,
-    build_model,
-    build_objective,
-    check_same_data,
-    fingerprints,
-    lambdas,
-    move_,
-    open_sources,
-    scale_to_images_,
-)
+from .build import add_noise_, build_model, lambdas, move_, scale_to_images_
 from .checkpoint import CheckpointError, CheckpointWriter, check_config, is_intact, load_last
 from .config import Train
 from .config_file import check_unchanged, load_config, save_config, spelled_as
+from .data import (
+    Data,
+    Fingerprints,
+    Sources,
+    build_data,
+    check_same_data,
+    fingerprints,
+    open_sources,
+)
 from .diagnosis import check_memory
 from .distributed import Group, choose_autocast, describe_machine, shard_
 from .evaluate import LayerStats, MovingAverage, evaluated_model
 from .faults import Guard, GuardReader
+from .objective import build_objective
 from .progress import Display, Events
 from .run import Interrupts, Stopped, TrainingRun, has_schedule
 from .snapshot import Position, restore

@@ -24,17 +24,10 @@ from ..folders import runfolder, storage
 from ..metrics import ConfusionMatrix
 from ..models import CUSTOM, ExternalNetwork, Norm
 from ..terminal import SafeConsole
-from .build import (
-    Sources,
-    build_model,
-    evaluation_batches,
-    load,
-    move_,
-    open_sources,
-    with_channels,
-)
+from .build import build_model, move_
 from .checkpoint import load_of_run
 from .config import Train
+from .data import Sources, evaluation_batches, load, open_sources, with_channels
 from .distributed import choose_autocast, choose_device
 from .evaluate import evaluate, evaluating
 from .loop import train as train_run
