@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from deepcontrol.workbench.data.files import decode, read_image
+from deepcontrol.workbench.data.pixels import decode, read_image
 from deepcontrol.workbench.imagefile import MAX_HEIGHT, MAX_WIDTH, as_jpeg
 from deepcontrol.workbench.predict.images import ImageFile, find_jobs
 

@@ -11,7 +11,8 @@ from PIL import Image
 
 from deepcontrol.workbench import imagefile
 from deepcontrol.workbench.data import DataError, open_source
-from deepcontrol.workbench.data.files import list_images, read_image
+from deepcontrol.workbench.data.files import list_images
+from deepcontrol.workbench.data.pixels import read_image
 from deepcontrol.workbench.imagefile import ImageError, open_header, open_image, upright_size
 from deepcontrol.workbench.predict.images import ImageFile, find_jobs
 

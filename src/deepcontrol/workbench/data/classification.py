@@ -37,17 +37,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..folders.storage import read_json
-from .files import (
-    IMAGE_SUFFIXES,
-    check_eight_bit,
-    cover_and_crop,
-    fingerprint,
-    list_images,
-    name_hash,
-    native_size,
-    open_image,
-    split_by_name,
-)
+from .files import IMAGE_SUFFIXES, fingerprint, list_images, name_hash, split_by_name
+from .pixels import check_eight_bit, cover_and_crop, native_size, open_image
 from .sample import DataError, Palette, Sample, Size, Task, distinct_colors
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.int16]]  # images (N, H, W, C), labels (N,)

@@ -19,14 +19,9 @@ from typing import Any
 import numpy as np
 
 from .classfile import ClassFile
-from .files import decode, fingerprint, split_by_name, to_eight_bit
-from .folder import (
-    SPLITS,
-    Files,
-    FolderOptions,
-    FolderSource,
-    find_places,
-)
+from .files import fingerprint, split_by_name
+from .folder import SPLITS, Files, FolderOptions, FolderSource, find_places
+from .pixels import decode, to_eight_bit
 from .sample import DataError, Sample, distinct_colors
 
 BACKGROUND = "background"

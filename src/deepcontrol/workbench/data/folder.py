@@ -21,18 +21,9 @@ from numpy.typing import NDArray
 
 from .classfile import ClassFile, read_class_file
 from .classification import is_imagefolder
-from .files import (
-    PICTURE_SUFFIXES,
-    decode,
-    decode_ids,
-    fingerprint,
-    list_entries,
-    read_mask,
-    resize,
-    size_of,
-    split_by_name,
-    to_eight_bit,
-)
+from .files import fingerprint, list_entries, split_by_name
+from .masks import decode_ids, read_mask
+from .pixels import PICTURE_SUFFIXES, decode, resize, size_of, to_eight_bit
 from .sample import VOID, DataError, Palette, Sample, Size, Task, window_starts
 
 SPLITS = ("train", "val")

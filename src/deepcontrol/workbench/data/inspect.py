@@ -16,8 +16,9 @@ from PIL import Image, ImageDraw, ImageFont
 from . import classification, coco, folder, volumes
 from .classfile import find_class_file, read_class_file
 from .classification import DecodedFiles, ImageFolder
-from .files import native_size, split_by_name
+from .files import split_by_name
 from .folder import FolderOptions, FolderSource
+from .pixels import native_size
 from .road_scenes import LAYOUTS, Pair, PairedFiles
 from .sample import DataError, Palette, Sample, Size, Source, Task
 

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 
 from streets import render
 
-from .files import UNKNOWN, fingerprint, list_images, native_size, read_ids, read_image
+from .files import fingerprint, list_images
+from .masks import UNKNOWN
+from .pixels import native_size, read_ids, read_image
 from .sample import VOID, DataError, Palette, Sample, Size, Task, covering
 
 SPLITS = ("train", "val", "test")

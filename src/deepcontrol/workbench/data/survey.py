@@ -12,27 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .classfile import (
-    LARGEST_ID,
-    MOST_CLASSES,
-    ClassFile,
-    Color,
-    Range,
-    find_class_file,
-    hex_color,
-)
-from .files import (
-    Pixels,
-    decode,
-    decode_colors,
-    decode_ids,
-    open_mask,
-    pack_colors,
-    resize,
-    unpack_color,
-)
+from .classfile import LARGEST_ID, MOST_CLASSES, ClassFile, Color, Range, find_class_file, hex_color
 from .folder import Files, FolderOptions, check_same_size, find_files, fitting, make_source
 from .inspect import colored, draw_legend
+from .masks import decode_colors, decode_ids, open_mask, pack_colors, unpack_color
+from .pixels import Pixels, decode, resize
 from .sample import DataError, Palette, Sample, Size, starter_colors
 
 CONTACT_SHEET = "contact-sheet.png"  # that `data init` writes into a dataset

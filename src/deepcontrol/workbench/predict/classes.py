@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..data.batches import normalized
-from ..data.files import cover_and_crop
+from ..data.pixels import cover_and_crop
 from ..folders.runfolder import CONFIG
 from ..folders.storage import write_atomic
 from ..terminal import printable

@@ -11,14 +11,8 @@ from PIL import Image
 
 from deepcontrol.workbench.data import VOID, DataError
 from deepcontrol.workbench.data.classfile import ClassFile
-from deepcontrol.workbench.data.files import (
-    decode,
-    read_image,
-    read_mask,
-    resize,
-    size_of,
-    to_eight_bit,
-)
+from deepcontrol.workbench.data.masks import read_mask
+from deepcontrol.workbench.data.pixels import decode, read_image, resize, size_of, to_eight_bit
 
 IDS = ClassFile(("a", "b", "c"), (0, 1, 7), ((0, 0, 0),) * 3, (255,))
 BY_COLOR = ClassFile(("a", "b"), (), ((0, 0, 0), (255, 0, 0)), (), ((255, 255, 255),))
@@ -270,7 +264,7 @@ def test_headers_that_claim_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tifffile.imwrite(tmp_path / "c.tif", np.zeros((6, 9, 7), np.uint8), photometric="minisblack")
     tifffile.imwrite(tmp_path / "d.tif", np.zeros((2, 6, 9), np.uint8), photometric="minisblack")
     assert decode(tmp_path / "d.tif").channels == 2
-    monkeypatch.setattr("deepcontrol.workbench.data.files.MOST_VALUES", 50)
+    monkeypatch.setattr("deepcontrol.workbench.data.pixels.MOST_VALUES", 50)
     for name in ("c.tif", "d.tif"):
         with pytest.raises(DataError, match="expected at most"):
             decode(tmp_path / name)
