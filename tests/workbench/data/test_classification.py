@@ -13,7 +13,8 @@ from PIL import Image
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import DataError, open_source
-from deepcontrol.workbench.data.classification import CIFAR_100, ImageFolder, open_imagefolder
+from deepcontrol.workbench.data.classification import CIFAR_100
+from deepcontrol.workbench.data.imagefolder import ImageFolder, open_imagefolder
 from tests.workbench.data.classification import write_cifar, write_folders, write_idx, write_sheets
 
 

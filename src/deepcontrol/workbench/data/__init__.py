@@ -12,10 +12,11 @@ from typing import Literal, get_args
 from .augment import Augment
 from .batches import Batch, Batches, BatchStream, ClassificationBatches, CropFlip, LabeledSamples
 from .cache import Cache, prepare
-from .classification import DecodedFiles, ImageFolder, open_cifar, open_fashion, open_imagefolder
+from .classification import DecodedFiles, open_cifar, open_fashion
 from .coco import open_coco
 from .dataset import DatasetBatches, DatasetSplit, LabeledImages
 from .folder import Fit, FolderOptions, open_folder
+from .imagefolder import ImageFolder, open_imagefolder
 from .road_scenes import PairedFiles, open_camvid, open_cityscapes, open_streets
 from .sample import NO_CLASS, VOID, DataError, Sample, Size, Source, Task, distinct_colors
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .classfile import ClassFile, read_class_file
-from .classification import is_imagefolder
 from .files import fingerprint, list_entries, split_by_name
+from .imagefolder import is_imagefolder
 from .masks import decode_ids, read_mask
 from .pixels import PICTURE_SUFFIXES, decode, resize, size_of, to_eight_bit
 from .sample import VOID, DataError, Palette, Sample, Size, Task, window_starts

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import classification, coco, folder, volumes
+from . import classification, coco, folder, imagefolder, volumes
 from .classfile import find_class_file, read_class_file
-from .classification import DecodedFiles, ImageFolder
+from .classification import DecodedFiles
 from .files import split_by_name
 from .folder import FolderOptions, FolderSource
+from .imagefolder import ImageFolder
 from .pixels import native_size
 from .road_scenes import LAYOUTS, Pair, PairedFiles
 from .sample import DataError, Palette, Sample, Size, Source, Task
@@ -59,13 +60,13 @@ def layout_of(root: Path) -> str | None:
         return "folder"
     recognized = [name for name, layout in LAYOUTS.items() if layout.splits_in(root)]
     # Both CamVid and image folders have train/; only image folders have folders in it.
-    if recognized and (any(root.glob("*annot")) or not classification.has_splits(root)):
+    if recognized and (any(root.glob("*annot")) or not imagefolder.has_splits(root)):
         return recognized[0]
     if classes := classification.cifar_classes_in(root):
         return f"cifar{classes}"
     if classification.is_fashion(root):
         return "fashion-mnist"
-    return "imagefolder" if classification.is_imagefolder(root) else None
+    return "imagefolder" if imagefolder.is_imagefolder(root) else None
 
 
 def check(root: Path, progress: Progress | None = None) -> Report:
@@ -269,7 +270,7 @@ def _check_decoded(
 
 
 def _check_imagefolder(root: Path, progress: Progress | None) -> Report:
-    sources, faults = classification.find_images(root)
+    sources, faults = imagefolder.find_images(root)
     report = Report("imagefolder", (), faults=faults, task="classification")
     report.histogram = np.zeros(0, np.int64)
     done, total = 0, sum(map(len, sources))

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from torch import Tensor, nn
 
 from ..data import VOID, BatchStream, DatasetSplit, Source, Task
-from ..data.classification import ImageFolder
 from ..data.folder import FolderSource
+from ..data.imagefolder import ImageFolder
 from ..data.inspect import colored, draw_captions, draw_legend, fit_text
 from ..data.road_scenes import PairedFiles
 from ..data.survey import as_rgb
