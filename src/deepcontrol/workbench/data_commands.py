@@ -17,10 +17,10 @@ from rich.table import Table
 from .data import DataName, data_task, open_source, volumes
 from .data.classfile import YAML, ClassFile, format_yaml, read_class_file
 from .data.coco import open_coco
-from .data.folder import IMAGES, SPLITS, FolderOptions
+from .data.folder import IMAGES, FolderOptions
 from .data.inspect import Report, check, contact_sheet, layout_of
 from .data.pixels import size_of
-from .data.sample import DataError, Size, starter_colors
+from .data.sample import SPLITS, DataError, Size, starter_colors
 from .data.survey import (
     CONTACT_SHEET,
     Survey,

@@ -122,7 +122,7 @@ def check_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArr
     return labels.astype(np.int16)
 
 
-def check_split(split: str) -> None:
+def _check_split(split: str) -> None:
     """Raise ValueError unless the split is "train" or "val"."""
     if split not in ("train", "val"):
         raise ValueError(f"unknown split {split!r}: choose train or val, which is the test set")
@@ -142,7 +142,7 @@ def open_cifar(root: Path, split: str, classes: int = 10) -> DecodedFiles:
     Raises:
         DataError: The folder has no known files, or they have unexpected sizes.
     """
-    check_split(split)
+    _check_split(split)
     folder = _find_folder(root, classes)
     batches = _batches(classes)[split]
     name, names = f"cifar{classes}-{split}", CIFAR_10 if classes == 10 else CIFAR_100
@@ -290,7 +290,7 @@ def open_fashion(root: Path, split: str) -> DecodedFiles:
     Raises:
         DataError: A file is missing or has unexpected dimensions.
     """
-    check_split(split)
+    _check_split(split)
     prefix = _IDX_PREFIXES[split]
     images = _find_idx(root, f"{prefix}-images-idx3-ubyte")
     labels = _find_idx(root, f"{prefix}-labels-idx1-ubyte")

@@ -20,9 +20,9 @@ import numpy as np
 
 from .classfile import ClassFile
 from .files import fingerprint, split_by_name
-from .folder import SPLITS, Files, FolderOptions, FolderSource, find_places
+from .folder import Files, FolderOptions, FolderSource, find_places
 from .pixels import decode, to_eight_bit
-from .sample import DataError, Sample, distinct_colors
+from .sample import DataError, Sample, check_split, distinct_colors
 
 BACKGROUND = "background"
 MAX_INSTANCES = 65535
@@ -111,8 +111,7 @@ def open_coco(
         ValueError: pycocotools is not installed, the split is unknown, or it has fewer images.
     """
     options = options or FolderOptions()
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    check_split(split)
     found = find_annotations(root)
     path = found[split]
     annotations = load_annotations(path)

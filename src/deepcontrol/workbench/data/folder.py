@@ -24,9 +24,8 @@ from .files import fingerprint, list_entries, split_by_name
 from .imagefolder import is_imagefolder
 from .masks import decode_ids, read_mask
 from .pixels import PICTURE_SUFFIXES, decode, resize, size_of, to_eight_bit
-from .sample import VOID, DataError, Palette, Sample, Size, Task, window_starts
+from .sample import SPLITS, VOID, DataError, Palette, Sample, Size, Task, check_split, window_starts
 
-SPLITS = ("train", "val")
 IMAGES, INSTANCES = "images", "instances"
 MASKS = ("masks", "labels")
 MASK_ENDINGS = ("", "_mask", "-mask", "_masks", "_label", "_labels", "_seg", "_gt")
@@ -219,8 +218,7 @@ def open_folder(
         ValueError: The split is unknown, or it has fewer images than `limit`.
     """
     options = options or FolderOptions()
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    check_split(split)
     found, faults = find_files(root, options.val_fraction)
     if faults:
         raise more_faults(faults)

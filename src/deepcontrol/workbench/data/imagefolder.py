@@ -15,12 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .classification import check_split
 from .files import IMAGE_SUFFIXES, fingerprint, list_images, name_hash, split_by_name
 from .pixels import check_eight_bit, cover_and_crop, open_image
-from .sample import DataError, Palette, Sample, Size, Task, distinct_colors
-
-SPLITS = ("train", "val")
+from .sample import SPLITS, DataError, Palette, Sample, Size, Task, check_split, distinct_colors
 
 
 class LabeledImage(NamedTuple):

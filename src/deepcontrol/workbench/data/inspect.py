@@ -21,9 +21,8 @@ from .folder import FolderOptions, FolderSource
 from .imagefolder import ImageFolder
 from .pixels import native_size
 from .road_scenes import LAYOUTS, Pair, PairedFiles
-from .sample import DataError, Palette, Sample, Size, Source, Task
+from .sample import SPLITS, DataError, Palette, Sample, Size, Source, Task
 
-SPLITS = ("train", "val")  # of classification
 CAPTION_HEIGHT = 14  # pixels
 SPACING_RATIO = 1.5  # of voxel sizes along an axis, from which a network sees another scale
 

@@ -28,7 +28,7 @@ from streets import render
 from .files import fingerprint, list_images
 from .masks import UNKNOWN
 from .pixels import native_size, read_ids, read_image
-from .sample import VOID, DataError, Palette, Sample, Size, Task, covering
+from .sample import VOID, DataError, Palette, Sample, Size, Task, check_split, covering
 
 SPLITS = ("train", "val", "test")
 
@@ -198,8 +198,7 @@ def camvid_source(split: str, pairs: Sequence[Pair], native: Size) -> PairedFile
 
 def camvid_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
     """Pair images with labels, and list an error for each unpaired file."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    check_split(split, SPLITS)
     annotations = root / f"{split}annot"
     images, faults = list_images(root / split)
     labels, label_faults = list_images(annotations)
@@ -249,8 +248,7 @@ def cityscapes_source(
 
 def cityscapes_pairs(root: Path, split: str) -> tuple[list[Pair], list[DataError]]:
     """Pair images with labels, and list an error for each unpaired file."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    check_split(split, SPLITS)
     cities, faults = _cities(root / "leftImg8bit" / split)
     pairs: list[Pair] = []
     for city in cities:
@@ -353,8 +351,7 @@ def open_streets(split: str, count: int | None = None) -> Streets:
         split: "train" or "val".
         count: Number of scenes. Default: 1000 for training, 200 for validation.
     """
-    if split not in STREETS_SEEDS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(STREETS_SEEDS)}")
+    check_split(split, STREETS_SEEDS)
     return Streets(split, STREETS_COUNTS[split] if count is None else count, STREETS_SEEDS[split])
 
 

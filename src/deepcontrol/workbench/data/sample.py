@@ -2,7 +2,7 @@
 
 import colorsys
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 VOID = 255  # label of unlabeled pixels; losses and metrics ignore them
 NO_CLASS = -1  # label of images without a class; losses and metrics ignore them
+
+SPLITS = ("train", "val")
 
 Task = Literal["segmentation", "classification"]
 Size = tuple[int, int]  # height, width
@@ -21,6 +23,12 @@ STARTERS: Palette = (
     (230, 60, 50), (60, 170, 80), (60, 110, 220), (240, 180, 40),
     (150, 80, 200), (0, 180, 190), (240, 120, 170), (140, 90, 40),
 )  # fmt: skip
+
+
+def check_split(split: str, known: Collection[str] = SPLITS) -> None:
+    """Raise ValueError unless a dataset has a split of this name."""
+    if split not in known:
+        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(known)}")
 
 
 class Sample(NamedTuple):

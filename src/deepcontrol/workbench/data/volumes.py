@@ -35,13 +35,12 @@ from ..folders.storage import read_json, replacing, write_json
 from .cache import default_folder
 from .dataset import DatasetSplit
 from .files import fingerprint, split_by_name
-from .sample import VOID, DataError, Sample, starter_colors, windows
+from .sample import VOID, DataError, Sample, check_split, starter_colors, windows
 
 Shape = tuple[int, ...]  # depth, height, width
 Spacing = tuple[float, ...]  # size of a voxel along D, H and W, mostly in mm
 MOST_VOXELS = 2**31  # of a resampled volume: 1290 along each side
 ENDINGS = (".nii.gz", ".nii")
-SPLITS = ("train", "val")
 POINTS = 2000  # voxels of structures per case: for statistics of CT, and to place crops
 FOREGROUND_SHARE = 1 / 3  # of the training crops
 CT_PERCENTILES = (0.5, 99.5)
@@ -233,8 +232,7 @@ def open_nnunet(
         DataError: The folder has another layout, or a file is missing.
         ValueError: nibabel is not installed, the split is unknown, or it has fewer cases.
     """
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+    check_split(split)
     nibabel()
     layout = read_layout(root)
     parts = split_by_name(find_cases(root, layout), lambda case: case.name, val_fraction)
