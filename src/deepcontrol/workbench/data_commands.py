@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from .data import DataName, data_task, open_source, volumes
+from .data import DataName, data_task, nnunet, open_source, volumes
 from .data.classfile import YAML, ClassFile, format_yaml, read_class_file
 from .data.coco import open_coco
 from .data.folder import IMAGES, FolderOptions
@@ -151,9 +151,9 @@ def _init_folder(command: Init, console: Console) -> int:
 
 def _init_other(root: Path, layout: str, console: Console) -> int:
     """Check a dataset that lists its own classes, and draw a contact sheet."""
-    path = root / volumes.DATASET_FILE
+    path = root / nnunet.DATASET_FILE
     if layout == "nnunet" and not path.is_file():
-        content = _with_progress(console, lambda advance: volumes.propose_layout(root, advance))
+        content = _with_progress(console, lambda advance: nnunet.propose_layout(root, advance))
         write_json(path, content, indent=2)
         console.print(
             f"wrote {escape(str(path))}: name its labels and channels (CT for computed tomography)",
@@ -175,8 +175,8 @@ def _init_other(root: Path, layout: str, console: Console) -> int:
 def _sheet_and_options(root: Path, layout: str) -> tuple[Image.Image | None, list[str]]:
     """Draw the contact sheet of a dataset, and return options to train on it with."""
     if layout == "nnunet":
-        about = volumes.read_layout(root)
-        cases = volumes.find_cases(root, about)
+        about = nnunet.read_layout(root)
+        cases = nnunet.find_cases(root, about)
         samples = some_samples(
             len(cases), lambda i: volumes.shown_slice(volumes.load_case(cases[i], about))
         )

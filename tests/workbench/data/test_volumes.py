@@ -10,16 +10,9 @@ import torch
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import VOID, DataError
-from deepcontrol.workbench.data.volumes import (
-    CT_PERCENTILES,
-    load_case,
-    open_nnunet,
-    read_layout,
-    read_nifti,
-    resampled_shape,
-    to_classes,
-    voxel_size,
-)
+from deepcontrol.workbench.data.nifti import read_nifti, resampled_shape, voxel_size
+from deepcontrol.workbench.data.nnunet import read_layout
+from deepcontrol.workbench.data.volumes import CT_PERCENTILES, load_case, open_nnunet, to_classes
 from deepcontrol.workbench.folders import storage
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import load_config

@@ -13,7 +13,7 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..folders.storage import open_append, read_json, sync, write_json
 from ..hardware import total_memory
-from .sample import Palette, ReadsAll, Size, Source, Task
+from .sample import Palette, Progress, ReadsAll, Size, Source, Task
 
 FORMAT = 3  # part of the folder name; increase it when the stored content changes
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -33,8 +33,6 @@ _ARRAYS: dict[Task, tuple[str, ...]] = {
     "segmentation": ("images", "labels", "segments"),
     "classification": ("images", "labels"),
 }
-
-Progress = Callable[[int, int], None]  # (samples done, samples in total)
 
 
 @dataclass(frozen=True)

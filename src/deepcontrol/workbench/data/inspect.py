@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import classification, coco, folder, imagefolder, volumes
+from . import classification, coco, folder, imagefolder, nifti, nnunet, volumes
 from .classfile import find_class_file, read_class_file
 from .classification import DecodedFiles
 from .files import split_by_name
@@ -21,12 +21,10 @@ from .folder import FolderOptions, FolderSource
 from .imagefolder import ImageFolder
 from .pixels import native_size
 from .road_scenes import LAYOUTS, Pair, PairedFiles
-from .sample import SPLITS, DataError, Palette, Sample, Size, Source, Task
+from .sample import SPLITS, DataError, Palette, Progress, Sample, Size, Source, Task
 
 CAPTION_HEIGHT = 14  # pixels
 SPACING_RATIO = 1.5  # of voxel sizes along an axis, from which a network sees another scale
-
-Progress = Callable[[int, int], None]  # (samples done, samples in total)
 
 
 @dataclass
@@ -51,7 +49,7 @@ def layout_of(root: Path) -> str | None:
     """
     if not root.is_dir():
         raise DataError(root, "is a file, expected a folder" if root.exists() else "no such folder")
-    if volumes.is_nnunet(root):
+    if nnunet.is_nnunet(root):
         return "nnunet"
     if coco.is_coco(root):
         return "coco"
@@ -198,9 +196,9 @@ def _check_coco(root: Path, progress: Progress | None) -> Report:
 
 
 def _check_volumes(root: Path, progress: Progress | None) -> Report:
-    layout = volumes.read_layout(root)
+    layout = nnunet.read_layout(root)
     report = Report("nnunet", layout.classes)
-    parts = split_by_name(volumes.find_cases(root, layout), lambda case: case.name, 0.2)
+    parts = split_by_name(nnunet.find_cases(root, layout), lambda case: case.name, 0.2)
     advance = _advance(progress, sum(map(len, parts.values())))
     for split, cases in parts.items():
         read = partial(_count_volume, cases, layout)
@@ -223,16 +221,16 @@ def _check_volumes(root: Path, progress: Progress | None) -> Report:
     return report
 
 
-def _voxel_size(path: Path) -> volumes.Spacing | None:
+def _voxel_size(path: Path) -> nifti.Spacing | None:
     """Return a file's voxel size; None if it is damaged, which is a fault already."""
     try:
-        return volumes.voxel_size(path)
+        return nifti.voxel_size(path)
     except DataError:
         return None
 
 
 def _count_volume(
-    cases: Sequence[volumes.Case], layout: volumes.Layout, index: int
+    cases: Sequence[nnunet.Case], layout: nnunet.Layout, index: int
 ) -> NDArray[np.int64] | DataError:
     """Return the class histogram of a volume, or its error."""
     try:

@@ -2,7 +2,7 @@
 
 import colorsys
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +15,7 @@ SPLITS = ("train", "val")
 
 Task = Literal["segmentation", "classification"]
 Size = tuple[int, int]  # height, width
+Progress = Callable[[int, int], None]  # (done, in total)
 Palette = tuple[tuple[int, int, int], ...]
 Windows = list[tuple[int, slice]]  # along one side: start of each window, pixels it predicts
 

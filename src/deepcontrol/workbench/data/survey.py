@@ -17,7 +17,7 @@ from .folder import Files, FolderOptions, check_same_size, find_files, fitting, 
 from .inspect import colored, draw_legend
 from .masks import decode_colors, decode_ids, open_mask, pack_colors, unpack_color
 from .pixels import Pixels, decode, resize
-from .sample import DataError, Palette, Sample, Size, starter_colors
+from .sample import DataError, Palette, Progress, Sample, Size, starter_colors
 
 CONTACT_SHEET = "contact-sheet.png"  # that `data init` writes into a dataset
 LEAST_DISTANCE = 40  # of two colors of a palette, summed over red, green and blue
@@ -29,8 +29,6 @@ SHEET_TILE: Size = (160, 160)
 SHEET_COLUMNS, SHEET_ROWS = 4, 4
 SIDE_STEP = 32  # pixels: SegNet halves images five times
 LARGEST_SIDE, SMALLEST_SIDE = 512, 64
-
-Progress = Callable[[int, int], None]  # (files done, files in total)
 
 
 @dataclass

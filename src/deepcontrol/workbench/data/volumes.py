@@ -1,9 +1,5 @@
 """Medical volumes in nnU-Net's raw layout, as crops for 3-D networks.
 
-    root/dataset.json                 channel_names, labels, file_ending
-    root/imagesTr/CASE_0000.nii.gz    one file per channel: CASE_0001.nii.gz, ...
-    root/labelsTr/CASE.nii.gz
-
 A hash of the case's name selects the validation cases. Volumes are (D, H, W), the reverse of
 NIfTI's (X, Y, Z). They keep their resolution, or all get the median voxel size of the training
 cases: trilinear for images, the nearest voxel for labels. CT channels are clipped to the 0.5 and
@@ -14,56 +10,38 @@ Training reads random crops, a third of them around a voxel of a structure, as m
 tiles cover the volumes. Validation reads these tiles, and each voxel counts once.
 """
 
-import glob
-import importlib
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 from ..folders.storage import read_json, replacing, write_json
 from .cache import default_folder
 from .dataset import DatasetSplit
 from .files import fingerprint, split_by_name
-from .sample import VOID, DataError, Sample, check_split, starter_colors, windows
+from .nifti import (
+    Shape,
+    Spacing,
+    nibabel,
+    read_nifti,
+    resample,
+    resample_labels,
+    shape_at,
+    voxel_size,
+)
+from .nnunet import DATASET_FILE, LABELS, Case, Layout, find_cases, read_layout
+from .sample import VOID, DataError, Progress, Sample, check_split, starter_colors, windows
 
-Shape = tuple[int, ...]  # depth, height, width
-Spacing = tuple[float, ...]  # size of a voxel along D, H and W, mostly in mm
-MOST_VOXELS = 2**31  # of a resampled volume: 1290 along each side
-ENDINGS = (".nii.gz", ".nii")
 POINTS = 2000  # voxels of structures per case: for statistics of CT, and to place crops
 FOREGROUND_SHARE = 1 / 3  # of the training crops
 CT_PERCENTILES = (0.5, 99.5)
-
-Progress = Callable[[int, int], None]
-
-
-class Layout(NamedTuple):
-    """The content of dataset.json."""
-
-    channels: tuple[str, ...]
-    classes: tuple[str, ...]
-    ignored: int | None  # label of voxels without a class
-    ending: str
-
-
-@dataclass(frozen=True)
-class Case:
-    """The files of one volume."""
-
-    name: str
-    images: tuple[Path, ...]  # one per channel
-    labels: Path
 
 
 class Statistics(NamedTuple):
@@ -261,113 +239,6 @@ def median_voxel_size(cases: Sequence[Case]) -> Spacing:
     return tuple(np.median(sizes, 0).tolist())
 
 
-# Layout
-
-
-def is_nnunet(root: Path) -> bool:
-    """Return whether a folder has images and labels in nnU-Net's raw layout."""
-    return (root / LABELS).is_dir() and (
-        (root / DATASET_FILE).is_file() or (root / IMAGES).is_dir()
-    )
-
-
-def propose_layout(root: Path, progress: Progress | None = None) -> dict[str, Any]:
-    """Return a dataset.json for imagesTr/ and labelsTr/, with names to replace.
-
-    Raises:
-        DataError: There are no files, a file is damaged, or the labels are not 0, 1, ..., n.
-    """
-    files = sorted(p for p in (root / LABELS).iterdir() if p.name.endswith(ENDINGS))
-    if not files:
-        raise DataError(root / LABELS, f"has no NIfTI files ({', '.join(ENDINGS)})")
-    ending = next(ending for ending in ENDINGS if files[0].name.endswith(ending))
-    case = files[0].name.removesuffix(ending)
-    channels = len(list((root / IMAGES).glob(f"{glob.escape(case)}_[0-9][0-9][0-9][0-9]{ending}")))
-    if not channels:
-        raise DataError(
-            root / IMAGES, f"has no file {case}_0000{ending}, but {files[0]} has labels"
-        )
-    values: set[float] = set()
-    for done, path in enumerate(files, 1):
-        values.update(np.unique(read_nifti(path)).tolist())
-        if progress is not None:
-            progress(done, len(files))
-    if sorted(values) != list(range(len(values))) or not 1 < len(values) <= VOID:
-        shown = ", ".join(f"{value:g}" for value in sorted(values)[:8])
-        raise DataError(
-            root / LABELS,
-            f"the labels have the values {shown}{', ...' * (len(values) > 8)}, expected 0 "
-            "(background), 1, 2, ... without gaps: renumber them",
-        )
-    names = ["background", *(f"class {number}" for number in range(1, len(values)))]
-    return {
-        "channel_names": {str(i): f"channel {i}" for i in range(channels)},
-        "labels": {name: number for number, name in enumerate(names)},
-        "numTraining": len(files),
-        "file_ending": ending,
-    }
-
-
-def read_layout(root: Path) -> Layout:
-    """Read dataset.json; raise DataError if it is missing or not nnU-Net's version 2."""
-    path = root / DATASET_FILE
-    if not path.is_file():
-        raise DataError(
-            root, f"has no {DATASET_FILE}: expected nnU-Net's raw layout ({IMAGES}/, {LABELS}/)"
-        )
-    try:
-        content = read_json(path)
-    except ValueError as error:
-        raise DataError(path, f"is not a JSON object ({error})") from None
-    channels, labels = content.get("channel_names"), content.get("labels")
-    if not isinstance(channels, dict) or not channels:
-        raise DataError(
-            path,
-            f"channel_names is {channels!r}, expected an object such as {{'0': 'CT'}}"
-            + (" (`modality` is of nnU-Net 1: rename it)" if "modality" in content else ""),
-        )
-    if not isinstance(labels, dict) or not all(type(v) is int for v in labels.values()):
-        raise DataError(
-            path,
-            f"labels are {labels!r}, expected one id per name, such as {{'background': 0, "
-            "'liver': 1}} (regions of several ids are not supported)",
-        )
-    ignored = labels.get("ignore")
-    names = {value: str(name) for name, value in labels.items() if name != "ignore"}
-    if sorted(names) != list(range(len(names))) or not 1 < len(names) <= VOID:
-        raise DataError(path, f"label ids {sorted(names)}, expected 0, 1, ... without gaps")
-    return Layout(
-        tuple(str(channels[key]) for key in sorted(channels, key=int)),
-        tuple(names[i] for i in range(len(names))),
-        ignored,
-        str(content.get("file_ending", ".nii.gz")),
-    )
-
-
-def find_cases(root: Path, layout: Layout) -> list[Case]:
-    """List the cases of labelsTr/; raise DataError if one lacks a channel."""
-    folder = root / LABELS
-    if not folder.is_dir():
-        raise DataError(folder, "no such folder, expected one file of labels per case")
-    cases = []
-    for labels in sorted(folder.glob(f"*{layout.ending}")):
-        name = labels.name.removesuffix(layout.ending)
-        images = tuple(
-            root / IMAGES / f"{name}_{channel:04}{layout.ending}"
-            for channel in range(len(layout.channels))
-        )
-        for image in images:
-            if not image.is_file():
-                raise DataError(image, f"no such file, but {labels} has labels for it")
-        cases.append(Case(name, images, labels))
-    if not cases:
-        raise DataError(folder, f"has no files *{layout.ending}")
-    return cases
-
-
-# Volumes
-
-
 def suggest_crop(cases: Sequence[Case], spacing: Spacing | None) -> Shape:
     """Return a crop for these cases.
 
@@ -496,107 +367,3 @@ def _intensities(values: NDArray) -> Intensities:
     clipped = values.clip(low, high)
     mean, std = float(clipped.mean()), float(clipped.std())
     return Intensities(float(low), float(high), mean, std)
-
-
-# NIfTI files
-
-
-def nibabel() -> Any:
-    """Return the package that reads NIfTI files; raise ValueError without it."""
-    try:
-        return importlib.import_module("nibabel")
-    except ModuleNotFoundError:
-        raise ValueError(
-            "NIfTI files need nibabel, which is not installed: in a clone of the repository, run: "
-            'pip install ".[medical]"'
-        ) from None
-
-
-def read_nifti(path: Path) -> NDArray[np.float32]:
-    """Read NIfTI as (D, H, W), scaled by its header; raise DataError if damaged."""
-    package = nibabel()
-    try:
-        image = package.load(path)
-        if len(image.shape) != 3:
-            raise DataError(
-                path, f"shape {image.shape}, expected 3 dimensions (one file per channel)"
-            )
-        return np.ascontiguousarray(image.get_fdata(dtype=np.float32).transpose(2, 1, 0))
-    except DataError:
-        raise
-    except Exception as error:  # nibabel and zlib raise anything on damaged files
-        raise DataError(path, f"cannot be read as NIfTI ({error})") from error
-
-
-def volume_shape(path: Path) -> Shape:
-    """Return the size (D, H, W) of a NIfTI file from its header."""
-    package = nibabel()
-    try:
-        return tuple(package.load(path).shape[::-1])
-    except Exception as error:
-        raise DataError(path, f"cannot be read as NIfTI ({error})") from error
-
-
-def voxel_size(path: Path) -> Spacing:
-    """Return the size of a voxel (D, H, W) from the header of a NIfTI file.
-
-    Raises:
-        DataError: The header has no three positive sizes.
-    """
-    package = nibabel()
-    try:
-        sides = tuple(float(side) for side in package.load(path).header.get_zooms()[2::-1])
-    except Exception as error:
-        raise DataError(path, f"cannot be read as NIfTI ({error})") from error
-    if len(sides) != 3 or not all(0 < side < float("inf") for side in sides):
-        raise DataError(path, f"voxels of {sides}, expected three positive sizes")
-    return sides
-
-
-def resampled_shape(shape: Shape, own: Spacing, target: Spacing) -> Shape:
-    """Return the size of a volume after resampling from one voxel size to another.
-
-    >>> resampled_shape((40, 64, 64), (5.0, 1.0, 1.0), (2.5, 1.0, 2.0))
-    (80, 64, 32)
-    """
-    return tuple(max(1, round(side * a / b)) for side, a, b in zip(shape, own, target, strict=True))
-
-
-def shape_at(path: Path, spacing: Spacing | None) -> Shape:
-    """Return the size of a NIfTI file, after resampling if a voxel size is given.
-
-    Raises:
-        DataError: The header is damaged, or the resampled volume would have over MOST_VOXELS.
-    """
-    shape = volume_shape(path)
-    if spacing is None:
-        return shape
-    own = voxel_size(path)
-    result = resampled_shape(shape, own, spacing)
-    if math.prod(result) > MOST_VOXELS:
-        raise DataError(
-            path,
-            f"voxels of {own}, which would be resampled to {spacing} and a volume of {result}: "
-            "is the voxel size in its header wrong?",
-        )
-    return result
-
-
-def resample(image: NDArray[np.float32], shape: Shape) -> NDArray[np.float32]:
-    """Resample channels (C, D, H, W) to another size with trilinear interpolation."""
-    if image.shape[1:] == shape:
-        return image
-    # One channel at a time: interpolate holds the input and the output.
-    parts = (torch.from_numpy(np.ascontiguousarray(part))[None, None] for part in image)
-    return np.stack([interpolate(part, shape, mode="trilinear")[0, 0].numpy() for part in parts])
-
-
-def resample_labels(labels: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
-    """Resample labels (D, H, W) to another size, each from the nearest voxel."""
-    if labels.shape == shape:
-        return labels
-    whole = torch.from_numpy(np.ascontiguousarray(labels))[None, None]
-    return interpolate(whole, shape, mode="nearest-exact")[0, 0].numpy()
-
-
-DATASET_FILE, IMAGES, LABELS = "dataset.json", "imagesTr", "labelsTr"

@@ -17,20 +17,10 @@ from rich.markup import escape
 from rich.progress import Progress
 from torch import nn
 
+from ..data.nifti import Shape, Spacing, nibabel, read_nifti, resample, shape_at
+from ..data.nnunet import ENDINGS
 from ..data.sample import window_starts
-from ..data.volumes import (
-    ENDINGS,
-    Intensities,
-    Shape,
-    Spacing,
-    Statistics,
-    moments,
-    nibabel,
-    normalize,
-    read_nifti,
-    resample,
-    shape_at,
-)
+from ..data.volumes import Intensities, Statistics, moments, normalize
 from ..folders.runfolder import CONFIG
 from ..folders.storage import replacing
 from ..terminal import format_size

@@ -18,7 +18,8 @@ from ..data import (
     open_source,
     prepare,
 )
-from ..data.volumes import open_nnunet, read_layout
+from ..data.nnunet import read_layout
+from ..data.volumes import open_nnunet
 from .config import Train
 from .config_file import ConfigChangedError
 from .distributed import Group
