@@ -17,8 +17,9 @@ from rich.table import Table
 from .data import DataName, data_task, nnunet, open_source, volumes
 from .data.classfile import YAML, ClassFile, format_yaml, read_class_file
 from .data.coco import open_coco
+from .data.drawing import contact_sheet
 from .data.folder import IMAGES, FolderOptions
-from .data.inspect import Report, check, contact_sheet, layout_of
+from .data.inspect import Report, check, layout_of
 from .data.pixels import size_of
 from .data.sample import SPLITS, DataError, Size, starter_colors
 from .data.survey import (

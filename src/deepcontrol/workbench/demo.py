@@ -28,7 +28,7 @@ from ..nn import saved_bytes
 from ..step import TrainingStep
 from .data.batches import normalized
 from .data.classfile import YAML
-from .data.inspect import colored, draw_captions, draw_legend
+from .data.drawing import colored, draw_captions, draw_legend
 from .folders.runfolder import read_run
 from .folders.storage import replacing, write_atomic
 from .losses import pixel_cross_entropy

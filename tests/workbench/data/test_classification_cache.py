@@ -11,13 +11,9 @@ from PIL import Image
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import NO_CLASS, Sample, distinct_colors, open_source, prepare
 from deepcontrol.workbench.data.classification import DecodedFiles
-from deepcontrol.workbench.data.inspect import check, contact_sheet
-from tests.workbench.data.classification import (
-    write_cifar,
-    write_folders,
-    write_idx,
-    write_sheets,
-)
+from deepcontrol.workbench.data.drawing import contact_sheet
+from deepcontrol.workbench.data.inspect import check
+from tests.workbench.data.classification import write_cifar, write_folders, write_idx, write_sheets
 
 FLAT = ("bird", "cat")
 DATASETS: dict[str, tuple[Callable[[Path], object], tuple[int, int]]] = {

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from deepcontrol.workbench.data import Batches, open_source, prepare
-from deepcontrol.workbench.data.inspect import draw_captions
+from deepcontrol.workbench.data.drawing import draw_captions
 from deepcontrol.workbench.folders.runfolder import read_run
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import loop

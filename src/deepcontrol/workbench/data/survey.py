@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .classfile import LARGEST_ID, MOST_CLASSES, ClassFile, Color, Range, find_class_file, hex_color
+from .drawing import colored, draw_legend
 from .folder import Files, FolderOptions, check_same_size, find_files, fitting, make_source
-from .inspect import colored, draw_legend
 from .masks import decode_colors, decode_ids, open_mask, pack_colors, unpack_color
 from .pixels import Pixels, decode, resize
 from .sample import DataError, Palette, Progress, Sample, Size, starter_colors

@@ -17,7 +17,7 @@ from PIL import Image
 
 from ..data import DataError, Size
 from ..data.classfile import Range
-from ..data.inspect import colored, draw_legend
+from ..data.drawing import colored, draw_legend
 from ..data.pixels import TIFF_SUFFIXES, check_eight_bit, decode, open_image, to_eight_bit
 from ..data.sample import Palette
 from ..data.survey import CONTACT_SHEET, as_rgb

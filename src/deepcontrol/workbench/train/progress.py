@@ -16,9 +16,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from torch import Tensor, nn
 
 from ..data import VOID, BatchStream, DatasetSplit, Source, Task
+from ..data.drawing import colored, draw_captions, draw_legend, fit_text
 from ..data.folder import FolderSource
 from ..data.imagefolder import ImageFolder
-from ..data.inspect import colored, draw_captions, draw_legend, fit_text
 from ..data.road_scenes import PairedFiles
 from ..data.survey import as_rgb
 from ..data.volumes import VolumeSplit
