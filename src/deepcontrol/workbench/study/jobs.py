@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ..folders.lock import is_locked
 from ..folders.runfolder import (
     BEST,
     LAST,
@@ -17,7 +18,6 @@ from ..folders.runfolder import (
     PREVIOUS,
     Run,
     finite_number,
-    is_locked,
     read_diverged,
     read_run,
 )
