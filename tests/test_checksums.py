@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench.folders.storage import parse_object, scan_records
+from deepcontrol.workbench.folders.records import scan_records
+from deepcontrol.workbench.folders.storage import parse_object
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "results" / "checksums.py"

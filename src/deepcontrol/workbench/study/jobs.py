@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..folders.lock import is_locked
+from ..folders.records import scan_records
 from ..folders.runfolder import (
     BEST,
     LAST,
@@ -21,7 +22,7 @@ from ..folders.runfolder import (
     read_diverged,
     read_run,
 )
-from ..folders.storage import remove_tree, scan_records
+from ..folders.storage import remove_tree
 from ..folders.studyfolder import FINISHED, RUNS, State
 from ..models import is_agc
 from ..train.config import Train

@@ -20,7 +20,7 @@ from ...step import TrainingStep
 from ..data import BatchStream, DatasetSplit, Source
 from ..data.folder import FolderSource
 from ..data.volumes import VolumeSplit
-from ..folders import runfolder, storage
+from ..folders import records, runfolder
 from ..folders.lock import RunLock, lock
 from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS
 from ..folders.storage import read_bytes
@@ -167,7 +167,7 @@ def open_run(
         save_config(config, derived | derived_from_source(sources.train), about(machine))
         epoch = -1 if position is None else position.epoch
         for name in (runfolder.METRICS, runfolder.LAYERS):
-            for message in storage.truncate_records(config.out / name, epoch):
+            for message in records.truncate_records(config.out / name, epoch):
                 display.log(message)
         (config.out / runfolder.DIVERGED).unlink(missing_ok=True)  # the run is retried
         events = Events(config.out, epoch + 1, display.log)
@@ -338,12 +338,12 @@ def is_finished(run: Path, epochs: int) -> bool:
     """Return whether a run has diverged or recorded all its epochs."""
     metrics = run / runfolder.METRICS
     diverged = (run / runfolder.DIVERGED).exists() and metrics.exists()
-    return diverged or storage.last_epoch(metrics) >= epochs
+    return diverged or records.last_epoch(metrics) >= epochs
 
 
 def archive_records(run: Path) -> str:
     """Rename the records of a finished run without a checkpoint; return a log line."""
-    kept = storage.unused_name(run / runfolder.METRICS, "old")
+    kept = records.unused_name(run / runfolder.METRICS, "old")
     for name in (runfolder.LAYERS, runfolder.DIVERGED, runfolder.METRICS):
         if (run / name).exists():
             (run / name).replace(run / f"{name}{kept.suffix}")
