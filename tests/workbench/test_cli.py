@@ -13,7 +13,8 @@ import torch
 from deepcontrol.__main__ import main as command_line
 from deepcontrol._startup import is_command
 from deepcontrol.workbench import COMMANDS, cli
-from deepcontrol.workbench.cli import LESS_MEMORY, SETTINGS, explain, main
+from deepcontrol.workbench.cli import SETTINGS, main
+from deepcontrol.workbench.errors import LESS_MEMORY, explain
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import save_config
 from deepcontrol.workbench.train.faults import is_out_of_memory
