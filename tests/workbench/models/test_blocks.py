@@ -7,13 +7,12 @@ from torch import Tensor, nn
 
 from deepcontrol import he_init_
 from deepcontrol.workbench.models import CifarResNet
-from deepcontrol.workbench.models.blocks import (
+from deepcontrol.workbench.models.blocks import conv_block, sum_activation
+from deepcontrol.workbench.models.norms import (
     EvoNorm2dS0,
     FilterResponseNorm2d,
     WeightStandardizedConv2d,
     WeightStandardizedConv3d,
-    conv_block,
-    sum_activation,
 )
 
 CHANNELS = 12

@@ -20,7 +20,7 @@ from torch.nn import functional
 from ...nn import AGCConv2d, AGCConv3d, he_init_
 from ...ops import native
 from ..models import NnUNet3d, Norm, ResNet50, SegNet, UNet3d
-from ..models.blocks import EvoNorm2dS0, FilterResponseNorm2d
+from ..models.norms import EvoNorm2dS0, FilterResponseNorm2d
 from ..models.segmentation import BytePool, DecoderStage, EncoderStage
 from .cases import ONLY_2D, QUICK, Case
 

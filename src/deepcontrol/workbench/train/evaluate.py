@@ -22,7 +22,7 @@ from ...ops.background import subtract_background
 from ..data import Batch, BatchStream
 from ..data.sample import Windows, windows
 from ..metrics import ConfusionMatrix, sum_over_processes_
-from ..models.blocks import FilterResponseNorm2d
+from ..models.norms import FilterResponseNorm2d
 from ..terminal import Size
 from .checkpoint import CheckpointError
 from .distributed import Group, unshard
