@@ -40,9 +40,10 @@ from ..nn import (
     AGCLinear,
 )
 from ..nn.agc import _AGC
-from ..nn.conv import FlexiblePadding, _AGCConv, check_input, padded, same_padding
+from ..nn.conv import _AGCConv, check_input
 from ..nn.conv_transpose import padding_of_output
 from ..nn.layer import BatchNormFusionGuard, FxLeaf, require_mean
+from ..nn.padding import FlexiblePadding, padded, same_padding
 from ..ops import max_pool2x2
 from ..ops.activation import ActivationName, get_activation
 from ..ops.layout import accumulate_dtype, over_maps

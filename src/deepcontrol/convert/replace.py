@@ -27,7 +27,8 @@ from ..nn import (
     AGCConvTranspose3d,
 )
 from ..nn.agc import _AGC
-from ..nn.conv import _AGCConv, padded
+from ..nn.conv import _AGCConv
+from ..nn.padding import padded
 from ..ops.activation import ActivationName, get_activation
 from ..ops.reference import conv as convolution
 from .dataflow import HOOKS

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import AGCConv2d, AGCConv3d, AGCConvPool2d, AGCLinear
-from ...nn.conv import padded
+from ...nn.padding import padded
 from ...ops import center_bias_act, gain_conv
 from ...ops.background import subtract_background
 from ..data import Batch, BatchStream
