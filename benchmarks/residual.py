@@ -28,7 +28,7 @@ from deepcontrol.workbench.data import Cache, open_source, prepare
 from deepcontrol.workbench.data.batches import ClassificationBatches, CropFlip
 from deepcontrol.workbench.losses import class_cross_entropy
 from deepcontrol.workbench.models import CifarResNet, Norm
-from deepcontrol.workbench.models.classifiers import ResidualBlock
+from deepcontrol.workbench.models.classifiers import CifarBlock
 from deepcontrol.workbench.optim import scheduled_lr, sgd
 from deepcontrol.workbench.train.evaluate import evaluate
 from deepcontrol.workbench.train.faults import NotFiniteError
@@ -211,7 +211,7 @@ def train_network(
 @torch.no_grad()
 def start_(model: CifarResNet, treatment: Treatment, images: Tensor) -> None:
     """Set the branch gains, lambda and the scale of the filters, and fix parameters."""
-    blocks = [block for block in model.stages if isinstance(block, ResidualBlock)]
+    blocks = [block for block in model.stages if isinstance(block, CifarBlock)]
     neurons = [m for m in model.modules() if isinstance(m, AGCConv2d)]
     for neuron in neurons:
         neuron.gain.fill_(1.0)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from deepcontrol import AGCConv2d, he_init_
 from deepcontrol.nn.init import CENTERING_GAIN
 from deepcontrol.workbench.models import NORMS, CifarResNet, is_agc
-from deepcontrol.workbench.models.classifiers import ResidualBlock
+from deepcontrol.workbench.models.classifiers import CifarBlock
 from tests.workbench.models.test_resnet import pictures
 
 
@@ -44,7 +44,7 @@ def test_sizes_and_widths() -> None:
 @torch.no_grad()
 def test_shortcut_subsamples_and_appends_zeros() -> None:
     block = next(b for b in CifarResNet(8).stages if b.stride == 2)
-    assert isinstance(block, ResidualBlock)
+    assert isinstance(block, CifarBlock)
     for parameter in block.parameters():
         parameter.zero_()  # the branch is 0
     x = torch.rand(2, 16, 8, 8)

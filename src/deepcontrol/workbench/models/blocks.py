@@ -4,10 +4,10 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Literal, Protocol, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...nn import AGCConv2d, AGCConv3d
 from ...nn.init import CENTERING_GAIN, branch_gain
@@ -149,21 +149,34 @@ def _norm_layer(norm: Norm, dims: int, channels: int, groups: int, activation: b
     return nn.GroupNorm(groups, channels)  # gn, ws+gn
 
 
-def start_gains_(model: nn.Module, ends: Sequence[nn.Module]) -> None:
-    """Set the initial gains of a network with AGC, as to_agc(init="scratch") does.
+class ResidualBlock(nn.Module):
+    """act(shortcut + branch). Subclasses set the three."""
 
-    Neurons start at CENTERING_GAIN, which makes up for the variance of the mean that they subtract,
-    and the last neuron of a residual branch at branch_gain(len(ends)) times that. With gain 1 every
-    block doubles the signal's variance.
+    branch: nn.Sequential
+    shortcut: Callable[[Tensor], Tensor]
+    activation: nn.Module
 
-    Args:
-        model: The network. Other norms are not changed.
-        ends: The last layer of every residual branch.
-    """
-    for layer in model.modules():
-        if isinstance(layer, (AGCConv2d, AGCConv3d)):
-            factor = branch_gain(len(ends)) if layer in ends else 1.0
-            nn.init.constant_(layer.gain, CENTERING_GAIN * factor)
+    def forward(self, x: Tensor) -> Tensor:
+        # In-place saves a feature map: no layer saves the output of the branch.
+        return self.activation(self.branch(x).add_(self.shortcut(x)))
+
+
+class ResidualNetwork(nn.Module):
+    """Base of networks with residual blocks: the initial gains of AGC."""
+
+    def start_gains_(self) -> None:
+        """Set the initial gains of AGC, as to_agc(init="scratch") does.
+
+        Neurons start at CENTERING_GAIN, which makes up for the variance of the mean that they
+        subtract, and the last neuron of a residual branch at branch_gain(number of blocks) times
+        that. With gain 1 every block doubles the signal's variance. Call it again after he_init_,
+        which sets all gains to 1. Other norms are not changed.
+        """
+        ends = [m.branch[-1] for m in self.modules() if isinstance(m, ResidualBlock)]
+        for layer in self.modules():
+            if isinstance(layer, (AGCConv2d, AGCConv3d)):
+                factor = branch_gain(len(ends)) if layer in ends else 1.0
+                nn.init.constant_(layer.gain, CENTERING_GAIN * factor)
 
 
 def scaled(channels: int, width: float) -> int:

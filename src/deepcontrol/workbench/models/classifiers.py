@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...nn import AGCLinear, he_init_
-from .blocks import Block, Norm, conv_block, projection, scaled, start_gains_, sum_activation
+from .blocks import (
+    Block,
+    Norm,
+    ResidualBlock,
+    ResidualNetwork,
+    conv_block,
+    projection,
+    scaled,
+    sum_activation,
+)
 
 STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # inner width and number of blocks
 EXPANSION = 4  # output width of a block / inner width
@@ -23,7 +32,21 @@ CIFAR_GROUPS = 8
 MLP_NORMS = ("agc", "bn", "ln", "none")
 
 
-class ResNet50(nn.Module):
+class _ResNet(ResidualNetwork):
+    """Stem, stages, global average pooling, and a linear layer, which subclasses set."""
+
+    in_channels: int
+    stem: nn.Module
+    stages: nn.Sequential
+    classify: nn.Linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ValueError(f"expected images (N, {self.in_channels}, H, W), got {tuple(x.shape)}")
+        return self.classify(self.stages(self.stem(x)).mean((2, 3)))
+
+
+class ResNet50(_ResNet):
     """ResNet-50 v1.5: images (N, 3, H, W) to class logits (N, classes).
 
     A 7x7 stem and max pooling, 3 + 4 + 6 + 3 bottleneck blocks, global average pooling and a linear
@@ -52,6 +75,7 @@ class ResNet50(nn.Module):
     def __init__(self, classes: int = 1000, norm: Norm = "agc") -> None:
         super().__init__()
         block = conv_block(norm)
+        self.in_channels = 3
         channels = STAGES[0][0]
         self.stem = nn.Sequential(block(3, channels, 7, stride=2), nn.MaxPool2d(3, 2, padding=1))
         self.stages = nn.Sequential()
@@ -65,21 +89,8 @@ class ResNet50(nn.Module):
         he_init_(self)
         self.start_gains_()
 
-    def start_gains_(self) -> None:
-        """Set the initial gains of AGC: see blocks.start_gains_.
 
-        Call it again after he_init_, which sets all gains to 1. With gain 1, a network of a quarter
-        of the width diverged at learning rate 0.1 (dev/LOG.md). Other norms are not changed.
-        """
-        start_gains_(self, [b.branch[-1] for b in self.stages if isinstance(b, Bottleneck)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 4 or x.shape[1] != 3:
-            raise ValueError(f"expected images (N, 3, H, W), got {tuple(x.shape)}")
-        return self.classify(self.stages(self.stem(x)).mean((2, 3)))
-
-
-class Bottleneck(nn.Module):
+class Bottleneck(ResidualBlock):
     """act(shortcut + branch): (N, C, H, W) to (N, 4 x width, H / stride, W / stride)."""
 
     def __init__(
@@ -93,16 +104,12 @@ class Bottleneck(nn.Module):
             block(width, width, 3, stride),
             block(width, channels, 1, activation="none"),
         )
-        self.shortcut: nn.Module = nn.Identity()
+        self.shortcut = nn.Identity()
         if stride != 1 or in_channels != channels:
             self.shortcut = block(in_channels, channels, 1, stride, activation="none")
 
-    def forward(self, x: Tensor) -> Tensor:
-        # In-place saves a feature map: no layer saves the output of the branch.
-        return self.activation(self.branch(x).add_(self.shortcut(x)))
 
-
-class ResNet18(nn.Module):
+class ResNet18(_ResNet):
     """ResNet-18: images (N, in_channels, H, W) to class logits (N, classes).
 
     A 7x7 stem and max pooling, four stages of two blocks with 64, 128, 256 and 512 channels, global
@@ -148,20 +155,8 @@ class ResNet18(nn.Module):
         he_init_(self)
         self.start_gains_()
 
-    def start_gains_(self) -> None:
-        """Set the initial gains of AGC: see blocks.start_gains_.
 
-        Call it again after he_init_, which sets all gains to 1. Other norms are not changed.
-        """
-        start_gains_(self, [b.branch[-1] for b in self.stages if isinstance(b, BasicBlock)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(f"expected images (N, {self.in_channels}, H, W), got {tuple(x.shape)}")
-        return self.classify(self.stages(self.stem(x)).mean((2, 3)))
-
-
-class BasicBlock(nn.Module):
+class BasicBlock(ResidualBlock):
     """act(shortcut + branch): (N, C, H, W) to (N, channels, H / stride, W / stride)."""
 
     def __init__(
@@ -173,16 +168,12 @@ class BasicBlock(nn.Module):
             block(in_channels, channels, 3, stride),
             block(channels, channels, 3, activation="none"),
         )
-        self.shortcut: nn.Module = nn.Identity()
+        self.shortcut = nn.Identity()
         if stride != 1 or in_channels != channels:
             self.shortcut = projection(block, in_channels, channels, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
-        # In-place saves a feature map: no layer saves the output of the branch.
-        return self.activation(self.branch(x).add_(self.shortcut(x)))
 
-
-class CifarResNet(nn.Module):
+class CifarResNet(_ResNet):
     """CIFAR ResNet: images (N, in_channels, H, W) to class logits (N, classes).
 
     A 3x3 convolution, three stages of n blocks with 16, 32 and 64 channels, global average pooling
@@ -236,7 +227,7 @@ class CifarResNet(nn.Module):
                 shape = (channels, out_channels, stride)
                 if residual:
                     activation = sum_activation(norm, out_channels, CIFAR_GROUPS)
-                    self.stages.append(ResidualBlock(block, activation, *shape))
+                    self.stages.append(CifarBlock(block, activation, *shape))
                 else:
                     self.stages.append(plain_block(block, *shape))
                 channels = out_channels
@@ -244,20 +235,8 @@ class CifarResNet(nn.Module):
         he_init_(self)
         self.start_gains_()
 
-    def start_gains_(self) -> None:
-        """Set the initial gains of AGC: see blocks.start_gains_.
 
-        Call it again after he_init_, which sets all gains to 1. Other norms are not changed.
-        """
-        start_gains_(self, [b.branch[-1] for b in self.stages if isinstance(b, ResidualBlock)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(f"expected images (N, {self.in_channels}, H, W), got {tuple(x.shape)}")
-        return self.classify(self.stages(self.stem(x)).mean((2, 3)))
-
-
-class ResidualBlock(nn.Module):
+class CifarBlock(ResidualBlock):
     """Residual block: act(shortcut + branch).
 
     (N, C, H, W) to (N, out_channels, H / stride, W / stride).
@@ -274,16 +253,14 @@ class ResidualBlock(nn.Module):
             block(out_channels, out_channels, 3, activation="none"),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x[:, :, :: self.stride, :: self.stride] if self.stride > 1 else x
-        if self.new_channels:
-            shortcut = functional.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels))
-        # In-place saves a feature map: no layer saves the output of the branch.
-        return self.activation(self.branch(x).add_(shortcut))
+    def shortcut(self, x: Tensor) -> Tensor:
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        return functional.pad(x, (0, 0, 0, 0, 0, self.new_channels)) if self.new_channels else x
 
 
 def plain_block(block: Block, in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """Return the layers of a ResidualBlock without its shortcut."""
+    """Return the layers of a CifarBlock without its shortcut."""
     return nn.Sequential(
         block(in_channels, out_channels, 3, stride), block(out_channels, out_channels, 3)
     )

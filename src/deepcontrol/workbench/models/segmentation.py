@@ -10,7 +10,16 @@ from torch.nn import functional
 
 from ...nn import AGCConv2d, AGCConvPool2d, he_init_
 from ...ops import max_pool2x2, max_unpool2x2
-from .blocks import Block, Norm, conv_block, projection, scaled, start_gains_, sum_activation
+from .blocks import (
+    Block,
+    Norm,
+    ResidualBlock,
+    ResidualNetwork,
+    conv_block,
+    projection,
+    scaled,
+    sum_activation,
+)
 
 SEGNET_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -347,7 +356,7 @@ class Level(nn.Module):
 UNET_WIDTHS = (32, 64, 128, 256, 512)
 
 
-class UNet(nn.Module):
+class UNet(ResidualNetwork):
     """Residual U-Net: images (N, in_channels, H, W) to logits (N, classes, H, W).
 
     Five levels with 32, 64, 128, 256 and 512 channels. Each level of the encoder and of the decoder
@@ -392,7 +401,7 @@ class UNet(nn.Module):
         widths = [scaled(c, width) for c in UNET_WIDTHS]
         self.in_channels = in_channels
         self.encoder = nn.ModuleList(
-            ResidualBlock(block, norm, a, b, stride=2 if i else 1)
+            UNetBlock(block, norm, a, b, stride=2 if i else 1)
             for i, (a, b) in enumerate(itertools.pairwise([in_channels, *widths]))
         )
         self.decoder = nn.ModuleList(
@@ -402,13 +411,6 @@ class UNet(nn.Module):
         self.classify = nn.Conv2d(widths[0], classes, 1)
         he_init_(self)
         self.start_gains_()
-
-    def start_gains_(self) -> None:
-        """Set the initial gains of AGC: see blocks.start_gains_.
-
-        Call it again after he_init_, which sets all gains to 1. Other norms are not changed.
-        """
-        start_gains_(self, [m.branch[-1] for m in self.modules() if isinstance(m, ResidualBlock)])
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or x.shape[1] != self.in_channels:
@@ -425,7 +427,7 @@ class UNet(nn.Module):
         return self.classify(x)[..., :height, :breadth]
 
 
-class ResidualBlock(nn.Module):
+class UNetBlock(ResidualBlock):
     """Residual block: act(shortcut + branch).
 
     (N, C, H, W) to (N, out_channels, H / stride, W / stride).
@@ -442,10 +444,6 @@ class ResidualBlock(nn.Module):
         )
         self.activation = sum_activation(norm, out_channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        # In-place saves a feature map: no layer saves the output of the branch.
-        return self.activation(self.branch(x).add_(self.shortcut(x)))
-
 
 class DecoderLevel(nn.Module):
     """One level of the decoder: upsample, concatenate the skip, residual block."""
@@ -453,7 +451,7 @@ class DecoderLevel(nn.Module):
     def __init__(self, block: Block, norm: Norm, below: int, channels: int) -> None:
         super().__init__()
         self.reduce = block(below, channels, 1)
-        self.block = ResidualBlock(block, norm, 2 * channels, channels)
+        self.block = UNetBlock(block, norm, 2 * channels, channels)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         x = functional.interpolate(self.reduce(x), scale_factor=2, mode="nearest")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...nn import he_init_
-from .blocks import Block, BlockActivation, Norm, conv_block, scaled, start_gains_
+from .blocks import Block, BlockActivation, Norm, ResidualBlock, ResidualNetwork, conv_block, scaled
 
 WIDTHS = (32, 64, 128, 256, 320)
 TOTAL_STRIDE = 2 ** (len(WIDTHS) - 1)
@@ -76,7 +76,7 @@ class UNet3d(nn.Module):
         return self.classify(x)
 
 
-class NnUNet3d(nn.Module):
+class NnUNet3d(ResidualNetwork):
     """nnU-Net: volumes (N, in_channels, D, H, W) to logits (N, classes, D, H, W).
 
     D, H and W must be multiples of 32. There are six stages. A stage of the plain encoder has two
@@ -132,10 +132,6 @@ class NnUNet3d(nn.Module):
         if residual:
             self.start_gains_()
 
-    def start_gains_(self) -> None:
-        """Set AGC's initial gains (see blocks.start_gains_); other norms do not change."""
-        start_gains_(self, [m.branch[-1] for m in self.modules() if isinstance(m, ResidualBlock)])
-
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 5 or x.shape[1] != self.in_channels:
             raise ValueError(
@@ -171,7 +167,7 @@ class DecoderStage(nn.Module):
         return self.convolutions(torch.cat([self.up(x), skip], 1))
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock3d(ResidualBlock):
     """act(shortcut + branch): (N, C, D, H, W) to (N, channels, D / s, H / s, W / s)."""
 
     def __init__(self, block: Block, in_channels: int, channels: int, stride: int) -> None:
@@ -186,10 +182,6 @@ class ResidualBlock(nn.Module):
         if in_channels != channels:
             self.shortcut.append(block(in_channels, channels, 1, 1, "none"))
         self.activation = nn.LeakyReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        # In-place saves a feature map: no layer saves the output of the branch.
-        return self.activation(self.branch(x).add_(self.shortcut(x)))
 
 
 def _convolutions(
@@ -208,7 +200,7 @@ def _convolutions(
 def _residual_stage(
     block: Block, in_channels: int, channels: int, stride: int, count: int
 ) -> nn.Sequential:
-    first = ResidualBlock(block, in_channels, channels, stride)
+    first = ResidualBlock3d(block, in_channels, channels, stride)
     return nn.Sequential(
-        first, *(ResidualBlock(block, channels, channels, 1) for _ in range(count - 1))
+        first, *(ResidualBlock3d(block, channels, channels, 1) for _ in range(count - 1))
     )
