@@ -191,27 +191,7 @@ def to_agc(
     not verified: no example, so branches that torch.fx does not see; pass example=
     3 new parameters: create the optimizer after the conversion
     """
-    if not isinstance(model, nn.Module):
-        is_class = isinstance(model, type)
-        found = f"the class {model.__name__}: create it first" if is_class else type(model).__name__
-        raise TypeError(f"expected a model (an nn.Module instance), got {found}")
-    if init not in get_args(Init):
-        raise ValueError(f"unknown init {init!r}: choose one of {', '.join(get_args(Init))}")
-    if data is not None and not keeps_function(init):
-        raise ValueError(
-            f"data is for the statistics of trained BatchNorms, and init={init!r} discards them: "
-            "use init='bn' or 'centered', or leave out data"
-        )
-    if lam is not None and init == "bn":
-        raise ValueError(
-            "lam is the initial lambda, and init='bn' keeps the function of the BatchNorms, which "
-            "needs lambda 0: use init='centered', 'scratch' or 'paper', or leave out lam"
-        )
-    if frozen and not keeps_function(init):
-        raise ValueError(
-            f"frozen=True keeps the function of FrozenBatchNorm2d, and init={init!r} does not: use "
-            "init='bn' or 'centered'"
-        )
+    _check_arguments(model, init, lam, frozen, data)
     background = check_background(background)
     kinds = check_kinds(norms, init)
     planned = stand_ins(model, kinds, where) | (batchnorms_of_frozen(model) if frozen else {})
@@ -271,6 +251,33 @@ def to_agc(
     )
     _warn(result)
     return (converted, result) if report else converted
+
+
+def _check_arguments(
+    model: Any, init: str, lam: Lam | None, frozen: bool, data: Iterable[Any] | None
+) -> None:
+    """Raise TypeError or ValueError if the arguments of `to_agc` do not fit together."""
+    if not isinstance(model, nn.Module):
+        is_class = isinstance(model, type)
+        found = f"the class {model.__name__}: create it first" if is_class else type(model).__name__
+        raise TypeError(f"expected a model (an nn.Module instance), got {found}")
+    if init not in get_args(Init):
+        raise ValueError(f"unknown init {init!r}: choose one of {', '.join(get_args(Init))}")
+    if data is not None and not keeps_function(init):
+        raise ValueError(
+            f"data is for the statistics of trained BatchNorms, and init={init!r} discards them: "
+            "use init='bn' or 'centered', or leave out data"
+        )
+    if lam is not None and init == "bn":
+        raise ValueError(
+            "lam is the initial lambda, and init='bn' keeps the function of the BatchNorms, which "
+            "needs lambda 0: use init='centered', 'scratch' or 'paper', or leave out lam"
+        )
+    if frozen and not keeps_function(init):
+        raise ValueError(
+            f"frozen=True keeps the function of FrozenBatchNorm2d, and init={init!r} does not: use "
+            "init='bn' or 'centered'"
+        )
 
 
 def _warn(report: Report) -> None:

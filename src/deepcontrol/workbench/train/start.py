@@ -165,13 +165,8 @@ def open_run(
             display.log(note)
         derived = derived_values(config, model, train, val, data)
         save_config(config, derived | derived_from_source(sources.train), about(machine))
-        epoch = -1 if position is None else position.epoch
-        for name in (runfolder.METRICS, runfolder.LAYERS):
-            for message in records.truncate_records(config.out / name, epoch):
-                display.log(message)
-        (config.out / runfolder.DIVERGED).unlink(missing_ok=True)  # the run is retried
-        events = Events(config.out, epoch + 1, display.log)
         kept = (config.out / CONFIG).read_bytes()
+        events = _continue_records(config.out, -1 if position is None else position.epoch, display)
     check = held.check if held is not None else lambda: None
     writer = CheckpointWriter(config.out, kept, check)
     try:
@@ -202,6 +197,15 @@ def open_run(
         writer.close()
         if events is not None:
             events.close()
+
+
+def _continue_records(run: Path, epoch: int, display: Display) -> Events:
+    """Drop the records after an epoch, and open the TensorBoard events behind it."""
+    for name in (runfolder.METRICS, runfolder.LAYERS):
+        for message in records.truncate_records(run / name, epoch):
+            display.log(message)
+    (run / runfolder.DIVERGED).unlink(missing_ok=True)  # the run is retried
+    return Events(run, epoch + 1, display.log)
 
 
 def build_optimizer(config: Train, model: nn.Module, group: Group) -> torch.optim.Optimizer:
