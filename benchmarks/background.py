@@ -12,7 +12,6 @@ all of them. `time_vs_mean` is the ratio of the medians; the window mean should 
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from deepcontrol import AGC2d, AGCConv2d, Quantile, TrainingStep, TrimmedMean, WindowMean, he_init_
 from deepcontrol.nn import saved_bytes
 from deepcontrol.ops import reference
+from deepcontrol.workbench.bench.measure import Call, captured, milliseconds
 from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.hardware import hardware
 from deepcontrol.workbench.losses import pixel_cross_entropy
@@ -36,24 +36,6 @@ BACKGROUNDS: dict[str, Any] = {
     "trimmed 0.1": TrimmedMean(0.1),
 }
 WARM_UP = 5  # the step is captured at the fourth call
-
-Call = Callable[[], object]
-
-
-def captured(call: Call, device: str) -> Call:
-    """Return a replay of the call from a CUDA graph, or the call itself on a CPU."""
-    if device == "cpu":
-        return call
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def layer_case(layer: nn.Module, x: Tensor, g: Tensor, device: str) -> tuple[Call, dict[str, Any]]:
@@ -107,20 +89,6 @@ def segnet_case(background: Any, size: tuple[int, int], device: str) -> tuple[Ca
     if gpu and step.why_eager is not None:
         raise RuntimeError(f"the step was not captured in a CUDA graph: {step.why_eager}")
     return lambda: step(x, labels), {}
-
-
-def milliseconds(call: Call, device: str) -> float:
-    """Time one call."""
-    if device == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-    begin = time.perf_counter()
-    call()
-    return 1e3 * (time.perf_counter() - begin)
 
 
 def main() -> None:

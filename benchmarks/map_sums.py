@@ -14,8 +14,8 @@ import argparse
 import copy
 import importlib
 import importlib.util
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from deepcontrol import TrainingStep, to_agc
 from deepcontrol.nn import AGCConv2d
-from deepcontrol.workbench.bench.measure import percentiles
+from deepcontrol.workbench.bench.measure import milliseconds, percentiles
 from deepcontrol.workbench.bench.results import source_hash, write_results
 from deepcontrol.workbench.hardware import hardware
 from deepcontrol.workbench.losses import pixel_cross_entropy
@@ -125,19 +125,6 @@ def training_steps(network: Network, device: str) -> dict[str, TrainingStep]:
     }
 
 
-def step_milliseconds(step: TrainingStep, inputs: Tensor, targets: Tensor) -> float:
-    if not inputs.is_cuda:
-        begin = time.perf_counter()
-        step(inputs, targets)
-        return 1e3 * (time.perf_counter() - begin)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    step(inputs, targets)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
-
-
 def measure(name: str, rounds: int, device: str, batch: int, size: tuple[int, int]) -> Row:
     """Return the row of a network."""
     network = NETWORKS[name]
@@ -149,7 +136,7 @@ def measure(name: str, rounds: int, device: str, batch: int, size: tuple[int, in
     times: dict[str, list[float]] = {key: [] for key in steps}
     for repetition in range(WARM_UP + rounds):
         for key, step in steps.items():
-            elapsed = step_milliseconds(step, inputs, targets)
+            elapsed = milliseconds(partial(step, inputs, targets), device)
             if device == "cuda" and repetition >= WARM_UP and step.why_eager is not None:
                 raise RuntimeError(f"{name} was not captured in a CUDA graph: {step.why_eager}")
             if repetition >= WARM_UP:

@@ -10,8 +10,8 @@ fp32.
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from deepcontrol import AGC2d, AGCConv2d
 from deepcontrol.nn import saved_bytes
+from deepcontrol.workbench.bench.measure import milliseconds
 from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.hardware import hardware
 
@@ -41,18 +42,8 @@ CONTENDERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def step_milliseconds(model: nn.Module, x: Tensor, g: Tensor) -> float:
-    """Time forward and backward."""
-    if x.is_cuda:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        model(x).backward(g)
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-    begin = time.perf_counter()
+def step(model: nn.Module, x: Tensor, g: Tensor) -> None:
     model(x).backward(g)
-    return 1e3 * (time.perf_counter() - begin)
 
 
 def main() -> None:
@@ -85,7 +76,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in models}
     for repetition in range(args.rounds + 3):
         for name, model in models.items():
-            elapsed = step_milliseconds(model, x, g)
+            elapsed = milliseconds(partial(step, model, x, g), x.device.type)
             if repetition >= 3:  # the first ones warm up
                 times[name].append(elapsed)
 

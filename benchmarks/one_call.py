@@ -42,7 +42,7 @@ from deepcontrol.ops import reference
 from deepcontrol.ops.neuron import Geometry, NeuronPlan, neuron_backward
 from deepcontrol.ops.triton import agc as agc_kernels
 from deepcontrol.ops.triton import one_call as kernels
-from deepcontrol.workbench.bench.measure import percentiles
+from deepcontrol.workbench.bench.measure import Call, captured, milliseconds, percentiles
 from deepcontrol.workbench.bench.results import source_hash, write_results
 from deepcontrol.workbench.hardware import hardware
 
@@ -52,7 +52,6 @@ DTYPE = torch.bfloat16
 ALL = (True,) * 5  # x and four parameters need a gradient
 WARM_UP = 3
 
-Call = Callable[[], object]
 Row = dict[str, object]
 
 
@@ -430,35 +429,6 @@ def folded_calls(case: Case, inputs: list[Tensor], sums: list[Tensor]) -> dict[s
     return calls
 
 
-def captured(call: Call, device: str) -> Call:
-    """Return a replay of the call from a CUDA graph, or the call itself on a CPU."""
-    if device == "cpu":
-        return call
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
-def microseconds(call: Call, device: str) -> float:
-    if device == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return 1e3 * start.elapsed_time(end)
-    begin = time.perf_counter()
-    call()
-    return 1e6 * (time.perf_counter() - begin)
-
-
 @torch.no_grad()  # as in the forward and backward of an autograd.Function
 def measure(layer: Layer, args: argparse.Namespace) -> list[Row]:
     """Return the rows of a layer."""
@@ -469,7 +439,7 @@ def measure(layer: Layer, args: argparse.Namespace) -> list[Row]:
     warm_up = WARM_UP if args.device == "cuda" else 0
     for repetition in range(warm_up + args.rounds):
         for name, call in calls.items():
-            elapsed = microseconds(call, args.device) / args.count
+            elapsed = 1e3 * milliseconds(call, args.device) / args.count
             if repetition >= warm_up:
                 times[name].append(elapsed)
     rows: list[Row] = []

@@ -142,6 +142,36 @@ def event_milliseconds(call: Callable[[], object], count: int) -> list[float]:
     return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
 
 
+def milliseconds(call: Call, device: str) -> float:
+    """Time one call: on a GPU from event to event, on a CPU by the clock."""
+    if device == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+    begin = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def captured(call: Call, device: str) -> Call:
+    """Return a replay of the call from a CUDA graph, or the call itself on a CPU."""
+    if device == "cpu":
+        return call
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Return a quantile, interpolated linearly between the sorted values.
 
