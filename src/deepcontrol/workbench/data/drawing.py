@@ -16,7 +16,7 @@ MAX_NAME_WIDTH = 240
 # A page shows wider pictures scaled down to about this width, so text grows with them.
 FULL_WIDTH = 640
 Color = tuple[int, int, int]
-Pixels = NDArray[np.uint8]  # (H, W, 3)
+Picture = NDArray[np.uint8]  # (H, W, 3)
 
 
 def contact_sheet(source: Source, count: int, size: Size) -> Image.Image:
@@ -65,7 +65,7 @@ def colored(labels: NDArray[np.uint8], palette: Palette) -> NDArray[np.uint8]:
     return table[labels]
 
 
-def draw_legend(entries: Sequence[tuple[str, Color]], width: int) -> Pixels:
+def draw_legend(entries: Sequence[tuple[str, Color]], width: int) -> Picture:
     """Draw names with their colors, in as many rows as a picture of this width needs."""
     size, height, margin, chip, longest = _scaled(
         width, TEXT_SIZE, LINE_HEIGHT, MARGIN, CHIP, MAX_NAME_WIDTH
@@ -99,7 +99,7 @@ def _scaled(width: int, *lengths: int) -> tuple[int, ...]:
     return tuple(max(width, FULL_WIDTH) * length // FULL_WIDTH for length in lengths)
 
 
-def draw_captions(texts: Sequence[str], width: int) -> Pixels:
+def draw_captions(texts: Sequence[str], width: int) -> Picture:
     """Draw one line with a text over each of several columns of equal width."""
     size, height, margin = _scaled(width * len(texts), TEXT_SIZE, LINE_HEIGHT, 3)
     font = ImageFont.load_default(size)

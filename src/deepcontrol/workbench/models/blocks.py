@@ -169,8 +169,9 @@ class ResidualNetwork(nn.Module):
 
         Neurons start at CENTERING_GAIN, which makes up for the variance of the mean that they
         subtract, and the last neuron of a residual branch at branch_gain(number of blocks) times
-        that. With gain 1 every block doubles the signal's variance. Call it again after he_init_,
-        which sets all gains to 1. Other norms are not changed.
+        that. With gain 1 every block doubles the signal's variance, and a ResNet-50 of a quarter
+        of the width diverged at learning rate 0.1 (dev/LOG.md). Call it again after he_init_, which
+        sets all gains to 1. Other norms are not changed.
         """
         ends = [m.branch[-1] for m in self.modules() if isinstance(m, ResidualBlock)]
         for layer in self.modules():
