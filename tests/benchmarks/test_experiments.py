@@ -1,5 +1,6 @@
 """The scripts in benchmarks/, with tiny networks on random images."""
 
+import functools
 import hashlib
 import math
 import runpy
@@ -12,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.bench.results import Row, read_rows
@@ -235,6 +237,20 @@ def test_kernel_shares_refuse_unknown_networks(
     with pytest.raises(SystemExit):
         rows_of("kernel_shares", "--networks", "resnet50", patch=monkeypatch)
     assert "expected NETWORK:BATCH such as resnet50:64" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # from torch
+def test_compile_variants_run_what_they_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = counters["stats"]
+    compiled.clear()
+    compiler = functools.partial(torch.compile, backend="aot_eager")  # takes seconds, not minutes
+    monkeypatch.setattr(torch, "compile", compiler)
+    words = ("--networks", "unet3d:1", "--variants", "both", "--rounds", 2)
+    rows = rows_of("compile_variants", *words, patch=monkeypatch)
+    assert [row["variant"] for row in rows] == ["both", "bn"]
+    assert rows[-1]["vs_bn_p50"] == "1.000"
+    assert compiled["unique_graphs"] == 2  # none was compiled again while it was timed
 
 
 @pytest.mark.slow
