@@ -241,7 +241,7 @@ class TrainingStep:
 
 
 def split_batch(batch: tuple[Any, ...], parts: int) -> list[tuple[Any, ...]]:
-    """Split the tensors of a batch along their first dimension into at most `parts` parts.
+    """Split the tensors of a batch into at most `parts` parts, by dimension 0.
 
     A batch with fewer samples has a part per sample.
 

@@ -161,7 +161,7 @@ def _is_captured(x: Tensor) -> bool:
 def _keeps_nan(x: Tensor, weight: Tensor, *geometry: Any) -> bool:
     """Return whether cuDNN's ReLU is NaN where torch's is, for such operands.
 
-    Otherwise a NaN in x would become a map of zeros, and nobody would notice. It depends on cuDNN's
+    Otherwise a NaN in x would silently become a map of zeros. This depends on cuDNN's
     version and engine, so it is tried once for each shape.
     """
     nan = weight.new_full((weight.shape[0],), torch.nan)
