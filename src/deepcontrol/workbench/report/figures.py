@@ -401,7 +401,7 @@ def draw_panel(axes: Axes, panel: Panel, runs: Runs, shown: Range | None) -> Non
 
 
 def legend_entries(panel: Panel, runs: Runs) -> int:
-    """Return the number of entries in a panel's legend; several missing lines share one."""
+    """Return a legend's number of entries; missing lines share one."""
     missing = sum(not runs_of(line, runs) for line in panel.lines)
     return len(panel.lines) - missing + min(missing, 1)
 

@@ -240,7 +240,7 @@ def short_labels(labels: Sequence[str]) -> list[str]:
 
 
 def study_title(study: Study) -> str:
-    """Return the heading of a study's page, such as "ResNet-20 by batch size on CIFAR-10"."""
+    """Return a study's heading, such as "ResNet-20 by batch size on CIFAR-10"."""
     title = TITLES.get(study.protocol.name, "Deep Control")
     return f"{title} on {DATA_NAMES.get(study.protocol.data, study.protocol.data)}"
 
@@ -269,7 +269,7 @@ def is_of_paper(study: Study) -> bool:
 
 
 def shows_paper(study: Study) -> bool:
-    """Return whether the paper's results differ between claims, and so deserve a column."""
+    """Return whether the paper's results differ, and so need a column."""
     return is_of_paper(study) or len({claim.paper for claim in study.claims}) > 1
 
 
