@@ -159,6 +159,19 @@ def test_relu_that_hides_nan_is_not_used(
     assert model(x).isnan().all()
 
 
+def test_relu_without_an_engine_is_not_used(
+    calls: list[Tensor], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_engine(*operands: object) -> Tensor:
+        raise RuntimeError("GET was unable to find an engine to execute this computation")
+
+    monkeypatch.setattr(one_call, "conv_relu", no_engine)
+    model, x = folded_layer(device), image(device)
+    exact = in_fp64(model)(x.double())
+    for _ in range(3):  # the second call of a shape tries cuDNN's ReLU
+        torch.testing.assert_close(model(x).double(), exact, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("activation", ["leaky_relu", "silu", "none"])
 def test_other_activations_have_the_computed_bias(
     activation: str, calls: list[Tensor], device: str

@@ -134,7 +134,7 @@ class _OneCall:
 
     Attributes:
         compute: Computes the bias.
-        keeps_nan: Whether cuDNN's ReLU keeps a NaN; None if not tried.
+        keeps_nan: Whether cuDNN's ReLU runs and keeps a NaN; None if not tried.
     """
 
     def __init__(self, compute: Replay) -> None:
@@ -165,7 +165,11 @@ def _keeps_nan(x: Tensor, weight: Tensor, *geometry: Any) -> bool:
     version and engine, so it is tried once for each shape.
     """
     nan = weight.new_full((weight.shape[0],), torch.nan)
-    return bool(conv_relu(x, weight, nan, *geometry).isnan().all())
+    try:
+        y = conv_relu(x, weight, nan, *geometry)
+    except RuntimeError:  # cuDNN has no engine with a bias and ReLU for some shapes
+        return False
+    return bool(y.isnan().all())
 
 
 def conv_relu(
