@@ -172,6 +172,27 @@ def test_relu_without_an_engine_is_not_used(
         torch.testing.assert_close(model(x).double(), exact, rtol=0.02, atol=0.02)
 
 
+def test_relu_is_tried_for_each_alignment(
+    calls: list[Tensor], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples of a batch may differ in it, and torch then looks for another engine of cuDNN."""
+
+    def hides_nan(x: Tensor, weight: Tensor, bias: Tensor, *geometry: object) -> Tensor:
+        y = conv2d(x, weight, bias, *geometry).relu_()  # type: ignore[call-overload]
+        return y if x.data_ptr() % 32 == 0 else y.nan_to_num_(0.0)
+
+    monkeypatch.setattr(one_call, "conv_relu", hides_nan)
+    model = folded_layer(device)
+    batch = torch.randn(2, 8, 5, 9, device=device).bfloat16()
+    batch = batch.to(memory_format=torch.channels_last)
+    assert batch[1:].data_ptr() % 32 == 16
+    for _ in range(3):
+        model(batch[:1])
+    batch[1, 0, 2, 3] = torch.nan
+    for _ in range(3):
+        assert model(batch[1:]).isnan().all()
+
+
 @pytest.mark.parametrize("activation", ["leaky_relu", "silu", "none"])
 def test_other_activations_have_the_computed_bias(
     activation: str, calls: list[Tensor], device: str
