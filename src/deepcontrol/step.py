@@ -241,9 +241,9 @@ class TrainingStep:
 
 
 def split_batch(batch: tuple[Any, ...], parts: int) -> list[tuple[Any, ...]]:
-    """Split the tensors of a batch along their first dimension into at most `parts` parts.
+    """Split the tensors of a batch into at most `parts` parts.
 
-    A batch with fewer samples has a part per sample.
+    They are split along their first dimension. A batch with fewer samples has a part per sample.
 
     >>> [a.tolist() for a, in split_batch((torch.arange(5),), 2)]
     [[0, 1, 2], [3, 4]]

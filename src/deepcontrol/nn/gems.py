@@ -1,4 +1,4 @@
-"""GEMS, the gated effective minibatch size: divide gradients by the number of open points.
+"""GEMS, the gated effective minibatch size: divide gradients by open points.
 
 The loss is a mean over labeled pixels, so the gradient of a filter is a sum over the P positions of
 its map in the minibatch, divided by a number that is the same for every filter:

@@ -92,7 +92,7 @@ class LoadHint:
 
 
 def is_plain(layer: Any) -> bool:
-    """Return whether a layer subtracts the mean without noise, as the fused paths require."""
+    """Return whether a layer subtracts the mean and adds no noise, as fused paths do."""
     return layer.background == "mean" and not (layer.is_noisy and layer.training)
 
 

@@ -67,9 +67,9 @@ def _filter_mean(weight, row, length, BLOCK: tl.constexpr):
 def filter_factor(
     weight, gain, row, length, NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return a filter's mean (0 unless CENTERED) and the factor that turns W - mean into V.
+    """Return a filter's mean and the factor that turns W - mean into V.
 
-    A gain of None is 1.
+    The mean is 0 unless CENTERED. A gain of None is 1.
     """
     factor = tl.cast(1.0, tl.float32)
     if gain is not None:
