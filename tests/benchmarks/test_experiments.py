@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib
 import math
 import runpy
 import sys
@@ -385,3 +386,12 @@ def test_one_call_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> 
     assert {row["form"] for row in rows if row["part"] == "folded"} == {
         "constant bias", "today", "one call"
     }  # fmt: skip
+
+
+def test_one_call_is_compared_with_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA a folded layer itself runs as one call, so calling it would compare nothing."""
+    fold = importlib.import_module("deepcontrol.convert.fold")  # convert.fold is a function
+    monkeypatch.setattr(fold, "folds_to_one_call", lambda *_: True)  # as on CUDA
+    monkeypatch.setattr(fold, "conv_computed_bias_act", None)
+    rows = rows_of("one_call", "--rounds", 2, "--count", 1, "--layers", 7, patch=monkeypatch)
+    assert any(row["part"] == "folded" and row["form"] == "today" for row in rows)
