@@ -51,6 +51,22 @@ def test_paths_exist(page: Path) -> None:
         assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
+GENERATED = ("verdicts.md", "zoo.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in sorted(DOCS.rglob("*.md")) if page.name not in GENERATED]
+    + [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")],
+    ids=lambda page: page.stem,
+)
+def test_lines_have_at_most_120_columns(page: Path) -> None:
+    """Except in tables, pictures and code."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    long = [line for line in prose.splitlines() if len(line) > 120]
+    assert [line for line in long if not line.startswith(("|", "![", "[!["))] == []
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().split("nav:")[1]
     for page in DOCS.rglob("*.md"):

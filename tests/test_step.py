@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
@@ -19,6 +20,7 @@ from deepcontrol.step import (
     WARMUP_STEPS,
     Engine,
     _accepts_tensor_lr,
+    _capture_obstacle,
     _ddp_obstacle,
     _Graph,
     _host_state,
@@ -220,6 +222,17 @@ def test_groups_that_are_added_later_are_updated() -> None:
     before = last.detach().clone()
     step(*batch)
     torch.testing.assert_close(last.detach(), before - 0.5 * last.grad)
+
+
+def test_inputs_that_require_gradients_are_not_captured() -> None:
+    """A graph would add to the .grad of the batch that it was captured with."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with FakeTensorMode():  # a CUDA tensor without a device
+        x = torch.empty(4, 8, device="cuda:0")
+    assert _capture_obstacle((x,), model, optimizer) is None
+    reason = _capture_obstacle((x.requires_grad_(),), model, optimizer)
+    assert "requires a gradient" in str(reason)
 
 
 def test_obstacles_of_distributed_steps_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

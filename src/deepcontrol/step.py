@@ -241,7 +241,7 @@ class TrainingStep:
 
 
 def split_batch(batch: tuple[Any, ...], parts: int) -> list[tuple[Any, ...]]:
-    """Split the tensors of a batch along their first dimension into at most `parts` parts.
+    """Split the tensors of a batch into at most `parts` parts, by dimension 0.
 
     A batch with fewer samples has a part per sample.
 
@@ -524,6 +524,8 @@ def _capture_obstacle(
         return f"CUDA graphs need a CUDA device; the batch is on {device}"
     if not all(isinstance(a, Tensor) and a.device == device for a in batch):
         return f"a target is not a tensor on {device}, so a graph would keep its first value"
+    if any(a.requires_grad for a in batch):
+        return "an input requires a gradient, which a replay would not write"
     if isinstance(model, nn.parallel.DistributedDataParallel) and (why := _ddp_obstacle(model)):
         return why
     for group in optimizer.param_groups:

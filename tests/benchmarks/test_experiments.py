@@ -1,6 +1,8 @@
 """The scripts in benchmarks/, with tiny networks on random images."""
 
+import functools
 import hashlib
+import importlib
 import math
 import runpy
 import sys
@@ -12,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.bench.results import Row, read_rows
@@ -238,6 +241,20 @@ def test_kernel_shares_refuse_unknown_networks(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # from torch
+def test_compile_variants_run_what_they_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = counters["stats"]
+    compiled.clear()
+    compiler = functools.partial(torch.compile, backend="aot_eager")  # takes seconds, not minutes
+    monkeypatch.setattr(torch, "compile", compiler)
+    words = ("--networks", "unet3d:1", "--variants", "both", "--rounds", 2)
+    rows = rows_of("compile_variants", *words, patch=monkeypatch)
+    assert [row["variant"] for row in rows] == ["both", "bn"]
+    assert rows[-1]["vs_bn_p50"] == "1.000"
+    assert compiled["unique_graphs"] == 2  # none was compiled again while it was timed
+
+
+@pytest.mark.slow
 def test_map_sums_are_handed_over_in_converted_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--networks", "plain-unet", "residual-unet", "--batch", 1, "--size", 32, 32)
     rows = rows_of("map_sums", *words, "--rounds", 2, patch=monkeypatch)
@@ -369,3 +386,12 @@ def test_one_call_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> 
     assert {row["form"] for row in rows if row["part"] == "folded"} == {
         "constant bias", "today", "one call"
     }  # fmt: skip
+
+
+def test_one_call_is_compared_with_the_plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA a folded layer itself runs as one call, so calling it would compare nothing."""
+    fold = importlib.import_module("deepcontrol.convert.fold")  # convert.fold is a function
+    monkeypatch.setattr(fold, "folds_to_one_call", lambda *_: True)  # as on CUDA
+    monkeypatch.setattr(fold, "conv_computed_bias_act", None)
+    rows = rows_of("one_call", "--rounds", 2, "--count", 1, "--layers", 7, patch=monkeypatch)
+    assert any(row["part"] == "folded" and row["form"] == "today" for row in rows)

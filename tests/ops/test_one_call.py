@@ -159,6 +159,40 @@ def test_relu_that_hides_nan_is_not_used(
     assert model(x).isnan().all()
 
 
+def test_relu_without_an_engine_is_not_used(
+    calls: list[Tensor], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_engine(*operands: object) -> Tensor:
+        raise RuntimeError("GET was unable to find an engine to execute this computation")
+
+    monkeypatch.setattr(one_call, "conv_relu", no_engine)
+    model, x = folded_layer(device), image(device)
+    exact = in_fp64(model)(x.double())
+    for _ in range(3):  # the second call of a shape tries cuDNN's ReLU
+        torch.testing.assert_close(model(x).double(), exact, rtol=0.02, atol=0.02)
+
+
+def test_relu_is_tried_for_each_alignment(
+    calls: list[Tensor], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples of a batch may differ in it, and torch then looks for another engine of cuDNN."""
+
+    def hides_nan(x: Tensor, weight: Tensor, bias: Tensor, *geometry: object) -> Tensor:
+        y = conv2d(x, weight, bias, *geometry).relu_()  # type: ignore[call-overload]
+        return y if x.data_ptr() % 32 == 0 else y.nan_to_num_(0.0)
+
+    monkeypatch.setattr(one_call, "conv_relu", hides_nan)
+    model = folded_layer(device)
+    batch = torch.randn(2, 8, 5, 9, device=device).bfloat16()
+    batch = batch.to(memory_format=torch.channels_last)
+    assert batch[1:].data_ptr() % 32 == 16
+    for _ in range(3):
+        model(batch[:1])
+    batch[1, 0, 2, 3] = torch.nan
+    for _ in range(3):
+        assert model(batch[1:]).isnan().all()
+
+
 @pytest.mark.parametrize("activation", ["leaky_relu", "silu", "none"])
 def test_other_activations_have_the_computed_bias(
     activation: str, calls: list[Tensor], device: str

@@ -268,7 +268,7 @@ class Conversion:
         return site.match.conv.in_channels > site.match.conv.groups  # not if they are depthwise
 
     def _find_pooled(self) -> set[nn.Module]:
-        """Return the norms that only constant features would be computed from."""
+        """Return the norms from which only constant features would be computed."""
         centered = [s for n, s in self.sites.items() if self.lambdas[n] > NEAR_ONE]
         if not centered:
             return set()

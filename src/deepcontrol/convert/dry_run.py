@@ -197,7 +197,7 @@ class _Copier:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether an object is its attributes, and nothing else."""
+    """Return whether an object consists only of its attributes."""
     kind: Any = type(value)
     if hasattr(kind, "__deepcopy__") or not hasattr(value, "__dict__"):
         return False

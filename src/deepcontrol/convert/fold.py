@@ -461,7 +461,7 @@ def transposed_window_means(
 
 
 def _sums_without_borders(x: Tensor, dim: int, heads: list[int], tails: list[int]) -> Tensor:
-    """Sum over dim without the first `heads` and last `tails` positions, per kernel tap."""
+    """Sum over dim without the first `heads` and last `tails` positions, per tap."""
     dtype = accumulate_dtype(x.dtype)
     before = (slice(None),) * dim
     everything = x.sum(dim, keepdim=True, dtype=dtype)

@@ -92,7 +92,7 @@ def find_additions(model: nn.Module, flow: Dataflow, example: Any = None) -> Add
     norm and no activation since the operands parted. Its branches have more layers. The last layer
     of each starts at branch_gain(blocks), divided by sqrt(k) if k branches are added at once. All
     other sums (feature pyramids, fusions of resolutions) start with each of their n operands at
-    1 / sqrt(n). A layer is left alone if its output is used elsewhere too.
+    1 / sqrt(n). A layer does not change if its output is used elsewhere too.
 
     Args:
         model: The model, which is not changed.

@@ -76,7 +76,7 @@ def correct_scales_(
 
     He fan-in and CENTERING_GAIN are right for chains of convolutions and ReLUs. Gates (squeeze-and-
     excitation halves a map), other activations and concatenations change the scale of the signal,
-    and in a deep network the factors multiply. Layers within TOLERANCE are left alone.
+    and in a deep network the factors multiply. Layers within TOLERANCE do not change.
 
     Args:
         model: The initialized model.

@@ -79,7 +79,7 @@ def to_agc(
     generator: torch.Generator | None = None,
     background: Background = "mean",
 ) -> nn.Module | tuple[nn.Module, Report]:
-    """Replace every norm of a model by AGC (automatic gain control), in place.
+    """Replace every BatchNorm of a model by AGC (automatic gain control), in place.
 
     If a convolution feeds a BatchNorm directly and nothing else, the two become one AGCConv at the
     convolution's place, together with a ReLU, LeakyReLU, SiLU or GELU after them; a transposed
@@ -130,6 +130,7 @@ def to_agc(
 
             "centered": for fine-tuning on images that differ from the training images. As "bn", but
             with lambda 1 and beta as trained: the sample's own mean replaces the running mean.
+            This can destroy a deep network; compare its error with that of "bn" first.
             Maps of one position, and those before global average pooling, start as with "bn".
 
             With "bn" and "centered" the filters of a convolution that feeds only the BatchNorm are

@@ -295,7 +295,7 @@ def saved_for_backward(
 
     Returns:
         The bytes of the model, or None if the example does not run in training mode, and the bytes
-        that each layer saves alone: see saved_bytes_by_layer.
+        that only each layer saves: see saved_bytes_by_layer.
     """
     copied = copy_model(model, share_parameters=True)
     original = copied.original()

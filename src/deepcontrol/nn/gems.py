@@ -1,4 +1,4 @@
-"""GEMS, the gated effective minibatch size: divide gradients by the number of open points.
+"""GEMS (gated effective minibatch size): divide gradients by the open points.
 
 The loss is a mean over labeled pixels, so the gradient of a filter is a sum over the P positions of
 its map in the minibatch, divided by a number that is the same for every filter:
@@ -128,7 +128,7 @@ class GEMS:
 
     @torch.no_grad()
     def scale_(self) -> None:
-        """Scale the gradients and start to count anew. Called by `optimizer.step()`."""
+        """Scale the gradients and restart the counts. Called by `optimizer.step()`."""
         factors = self.factors()
         scaled = [
             (parameter.grad, _over_filters(factor, parameter.grad, layer))

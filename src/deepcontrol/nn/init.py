@@ -61,10 +61,11 @@ def branch_gain(blocks: int) -> float:
         gain = 1 / sqrt(blocks)
 
     A residual block computes x + f(x). AGC does not divide by a measured spread, so with gains of 1
-    the variance of f(x) is about that of x, and every block doubles the variance of the signal: it
-    grows as 2^blocks. With this gain a block multiplies the variance by 1 + 1 / blocks, which is
-    less than e = 2.72 over all blocks, whatever the depth. A gain of 0 bounds the variance as well,
-    but gives the other layers of the branch no gradient in the first step.
+    the variance of f(x) is close to that of x, and every block multiplies the variance of the
+    signal by up to 2 (about 1.5 in a ResNet): it grows exponentially with depth. With this gain a
+    block multiplies the variance by 1 + 1 / blocks, which is less than e = 2.72 over all blocks,
+    whatever the depth. A gain of 0 bounds the variance as well, but gives the other layers of the
+    branch no gradient in the first step.
 
     Args:
         blocks: Number of residual additions in the network.

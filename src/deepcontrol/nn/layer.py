@@ -92,7 +92,10 @@ class LoadHint:
 
 
 def is_plain(layer: Any) -> bool:
-    """Return whether a layer subtracts the mean without noise, as the fused paths require."""
+    """Return whether a layer subtracts the mean and adds no noise.
+
+    The fused paths require this.
+    """
     return layer.background == "mean" and not (layer.is_noisy and layer.training)
 
 

@@ -34,7 +34,7 @@ def saved_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 def saved_bytes_by_layer(
     model: nn.Module, layers: Iterable[nn.Module], *inputs: Any, **keywords: Any
 ) -> tuple[int, dict[nn.Module, int]]:
-    """Return the saved bytes of a model, and those that each layer saves alone.
+    """Return the saved bytes of a model, and the bytes that only each layer saves.
 
     A tensor that another layer saves too would be kept without the layer, so it does not count for
     it. Neither does the input of a convolution, which every convolution saves.

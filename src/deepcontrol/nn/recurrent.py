@@ -2,9 +2,8 @@
 
 The paper notes that for recurrent networks techniques with minibatch statistics "are not
 applicable": a network that is applied again and again to its own state has other statistics at
-every step, and those of step 20 are unknown to a network that was trained on 8 steps. AGC looks at
-the current map alone: every step is the same function with the same parameters, for any sequence
-length.
+every step, and a network trained on 8 steps has none for step 20. AGC depends only on the current
+map: every step is the same function with the same parameters, for any sequence length.
 """
 
 from typing import Any

@@ -376,7 +376,7 @@ def saved_map(activation: str, v: Tensor, y: Tensor, mask: Tensor | None) -> Ten
 
 
 class _CenterBiasAct(torch.autograd.Function):
-    """Return y and the mean. The mean is an output so that second derivatives reach it."""
+    """Return y and the mean; second derivatives need the mean as an output."""
 
     @staticmethod
     def forward(

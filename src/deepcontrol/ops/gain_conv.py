@@ -147,7 +147,7 @@ def cast_input(
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype that autocast requests, or None.
 
-    Like torch, it leaves doubles alone.
+    Like torch, it does not cast doubles.
     """
     device = "cuda" if x.is_cuda else x.device.type  # the name of a device takes a microsecond
     if device == "meta" or not torch.is_autocast_enabled(device):  # which raises for meta

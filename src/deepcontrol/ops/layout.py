@@ -15,7 +15,7 @@ def shape_cache(function: Callable[..., T], *arguments: object) -> T:
     """Return function(*arguments) from a cache.
 
     An eager training step asks the same questions about the same shapes and strides in every
-    iteration. The result must depend on the arguments alone.
+    iteration. The result must depend only on the arguments.
     """
     try:
         return _cached(function, *arguments)

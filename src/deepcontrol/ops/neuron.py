@@ -8,8 +8,9 @@ There are two forms of the same arithmetic:
 
 - `FusedNeuron`, the whole neuron as one autograd.Function, for eager mode. At small batches Python
   dominates the time of a training step, and one Function costs less than two. It also has the
-  operands of the convolution, from which the mean can be derived (gain_conv.py). All that depends
-  on shapes alone is decided once, in a `NeuronPlan`, and kernel launches are repeated (replay.py).
+  operands of the convolution, from which the mean can be derived (gain_conv.py). Everything that
+  depends only on shapes is decided once, in a `NeuronPlan`, and kernel launches are repeated
+  (replay.py).
 - `unfused_neuron`, the ops one after the other, for everything else.
 """
 
@@ -87,7 +88,7 @@ def unfused_neuron(
 class NeuronPlan:
     """A neuron for inputs of one shape, layout and dtype, and parameters of one kind.
 
-    It holds the decisions that depend on these alone, and the four parts of a neuron around its
+    It holds the decisions that depend only on these, and the four parts of a neuron around its
     convolution as replays: the scaled filters, the forward and backward of the maps, and the
     gradients of the filters.
 

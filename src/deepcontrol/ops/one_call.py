@@ -25,6 +25,8 @@ from .gain_conv import HALF_TYPES, autocast_dtype
 from .layout import is_channels_last, shape_cache
 from .replay import Replay, replay_of
 
+ALIGNMENT = 32  # bytes; torch looks for a cuDNN engine for each alignment up to this
+
 
 def is_supported(
     kernel_size: Sequence[int],
@@ -105,7 +107,7 @@ def conv_computed_bias_act(
     key = (
         "computed bias", x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(),
         bias.dtype, bias.is_contiguous(), mean_scale.dtype, mean_scale.is_contiguous(), *stride,
-        activation, kernel_switch(), torch.backends.cudnn.benchmark,
+        activation, kernel_switch(), torch.backends.cudnn.benchmark, x.data_ptr() % ALIGNMENT,
     )  # fmt: skip
 
     def of_shape() -> _OneCall:
@@ -134,7 +136,7 @@ class _OneCall:
 
     Attributes:
         compute: Computes the bias.
-        keeps_nan: Whether cuDNN's ReLU keeps a NaN; None if not tried.
+        keeps_nan: Whether cuDNN's ReLU runs and keeps a NaN; None if not tried.
     """
 
     def __init__(self, compute: Replay) -> None:
@@ -161,11 +163,16 @@ def _is_captured(x: Tensor) -> bool:
 def _keeps_nan(x: Tensor, weight: Tensor, *geometry: Any) -> bool:
     """Return whether cuDNN's ReLU is NaN where torch's is, for such operands.
 
-    Otherwise a NaN in x would become a map of zeros, and nobody would notice. It depends on cuDNN's
-    version and engine, so it is tried once for each shape.
+    Otherwise a NaN in x would silently become a map of zeros. This depends on cuDNN's
+    version and engine, so it is tried once for each shape and
+    alignment.
     """
     nan = weight.new_full((weight.shape[0],), torch.nan)
-    return bool(conv_relu(x, weight, nan, *geometry).isnan().all())
+    try:
+        y = conv_relu(x, weight, nan, *geometry)
+    except RuntimeError:  # cuDNN has no engine with a bias and ReLU for some shapes
+        return False
+    return bool(y.isnan().all())
 
 
 def conv_relu(

@@ -2,7 +2,7 @@
 
     y = gamma * (z - lambda * mean(z)) + beta            mean over the map, per sample and filter
 
-Imports torch alone and registers nothing. Autograd differentiates these functions to any order,
+Imports only torch and registers nothing. Autograd differentiates these functions to any order,
 torch.export traces them, and in fp64 they are the oracle of the tests.
 """
 

@@ -48,8 +48,8 @@ class Init:
     """Inspect your own data: write classes.yaml and a contact sheet, list all faults.
 
     The folder holds images/ and masks/, or train/images/, train/masks/, val/images/ and val/masks/.
-    Masks are PNG files of class ids (index, palette or gray images) or of colors (RGB), with the
-    names of the images.
+    Masks are PNG, TIFF or .npy files of class ids (index, palette or gray images) or of colors
+    (RGB), with the names of the images.
 
     Writes classes.yaml with the values or colors of the masks, for you to name, and
     contact-sheet.png with images beside their masks. Lists every faulty file. The exit code is 1 if

@@ -32,7 +32,7 @@ LESS_MEMORY = {
 def explain(error: Exception, name: str, out: Path | None) -> str:
     """Return the message for an exception that ended a command.
 
-    Expected errors say themselves what is wrong. A full disk and exhausted memory get their
+    Expected errors explain themselves. A full disk and exhausted memory get their
     numbers, and a failed GPU is reported as such. Anything else is a bug: its traceback is saved to
     a file that the message names.
 
@@ -58,7 +58,7 @@ def explain(error: Exception, name: str, out: Path | None) -> str:
 
 
 def has_no_descriptor(error: BaseException | None) -> bool:
-    """Return whether an exception, or a cause of it, is for want of a descriptor.
+    """Return whether an exception, or its cause, is a lack of file descriptors.
 
     Libraries report other errors in its place, such as source code that they cannot read.
     """

@@ -48,17 +48,16 @@ def recipe(
 ) -> Recipe:
     """Return the settings of a recipe.
 
-    The paper has a constant learning rate and no weight decay. Recommended are a warm-up of one
-    epoch, or of a tenth of a short run, then half a cosine, weight decay of the filters, and AGC
-    with weight standardization. Best, for segmentation, adds strong augmentation, leaves the class
-    weights out of the loss and has SegNet's own weight decay. The learning rate (`default_lr`) and
-    the momentum are the same.
+    "paper" has a constant learning rate and no weight decay. "recommended" has a warm-up of one
+    epoch (at most a tenth of the run), a cosine schedule, weight decay of the filters, and AGC with
+    weight standardization. "best", for segmentation, adds strong augmentation, has no class weights
+    and a higher weight decay. The learning rate (`default_lr`) and the momentum are the same.
 
     Args:
         name: "paper", "recommended" or "best".
         epochs: Epochs of the run.
         optimizer: AdamW, whose decay does not depend on the gradients, has more of it.
-        schedule: The schedule, if it is chosen already. onecycle has a rise of its own.
+        schedule: The schedule, if it is already chosen. onecycle has its own warm-up.
         augments: The data support strong augmentation.
         standardizes: The network supports weight standardization.
 
@@ -126,7 +125,7 @@ def default_lr(
 def scheduled_lr(
     lr: float, step: int, steps: int, warmup_steps: int = 0, schedule: Schedule = "constant"
 ) -> float:
-    """Return the learning rate of one step, a function of its arguments alone.
+    """Return the learning rate of one step, a function only of its arguments.
 
     It rises linearly over the warm-up, lr at its last step. Then it is constant, or falls to 0 at
     `steps`: as half a cosine, or as the power 0.9 of the steps left (poly). One cycle has no

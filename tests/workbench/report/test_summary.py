@@ -8,6 +8,7 @@ import pytest
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.folders.runfolder import read_run
 from deepcontrol.workbench.folders.studyfolder import (
+    VERDICTS,
     CheckResult,
     ClaimResult,
     Entry,
@@ -20,9 +21,14 @@ from deepcontrol.workbench.folders.studyfolder import (
     read_study,
     write_study,
 )
-from deepcontrol.workbench.report.figures import draw_final_errors
-from deepcontrol.workbench.report.summary import final_errors, runs_summary, study_summary
-from deepcontrol.workbench.report.text import deciding_values, short_labels
+from deepcontrol.workbench.report.figures import draw_contenders, draw_final_errors
+from deepcontrol.workbench.report.summary import (
+    contenders,
+    final_errors,
+    runs_summary,
+    study_summary,
+)
+from deepcontrol.workbench.report.text import deciding_values, grouped_claims, short_labels
 from tests.workbench.report.conftest import make_run
 from tests.workbench.report.test_page import Tags
 from tests.workbench.report.test_study import make_study
@@ -182,6 +188,52 @@ def test_page_starts_with_summary_and_pictures(folder: Path) -> None:
     assert [a["id"] for a in folded if "open" in a] == [
         "group-reproduced", "group-not-reproduced", "group-beyond-the-paper",
     ]  # fmt: skip
+
+
+def test_study_of_our_claims(folder: Path) -> None:
+    """Claims are grouped by verdict, those without runs are folded, and bars lead the page."""
+    study, _ = read(folder)
+    agc, bn = (measurement(f"segnet-{norm}-b4-lr0.08", 7.0 + i, 7.5 + i) for i, norm in
+               enumerate(("agc", "bn")))  # fmt: skip
+    waiting = claim("undecided", agc, measurement("segnet-gn-b4-lr0.08"), beyond_paper=True)
+    waiting = replace(
+        waiting, id="waiting", checks=(replace(waiting.checks[0], problem="not run"),)
+    )
+    claims = tuple(
+        replace(claim("reproduced", agc, bn, beyond_paper=True), id=f"c{i}", verdict=verdict)
+        for i, verdict in enumerate(VERDICTS)
+    )
+    study = replace(
+        study, claims=(waiting, *claims), figure1=(), figure2=study.figure1[:1],
+        protocol=replace(study.protocol, name="segmentation-recipe"),
+    )  # fmt: skip
+    assert list(grouped_claims(study)) == [*VERDICTS, "missing runs"]
+    assert [m.arm for m in contenders(study)] == ["segnet-agc-b4-lr0.08", "segnet-bn-b4-lr0.08"]
+    write_study(folder, study)
+    assert main(["report", str(folder)]) == 0
+    page = Tags((folder / "index.html").read_text())
+    assert "One recipe for segmentation on CamVid" in page.text
+    assert "the lowest final error is 7.2%, with AGC, batch 4, lr 0.08" in page.text
+    alts = [attributes.get("alt") for tag, attributes in page.found if tag == "img"]
+    assert alts[0] == "Final error of each setting, lowest first"
+    assert "paper" not in [a.get("data-label") for _, a in page.found]  # the same for all claims
+    folded = [a for tag, a in page.found if tag == "details" and "group" in a.get("class", "")]
+    assert [a["id"] for a in folded if "open" not in a] == ["group-missing-runs"]
+
+
+def test_chart_of_contenders() -> None:
+    measured = [
+        measurement("segnet-agc+ws-b1-lr0.02", 8.0, 8.5), measurement("segnet-agc-b1-lr0.02", 11.0)
+    ]  # fmt: skip
+    (axes,) = draw_contenders(measured).axes
+    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert labels == ["AGC+WS", "AGC"]
+    assert [bar.get_width() for bar in axes.patches] == [8.25, 11.0]
+    assert [text.get_text() for text in axes.texts] == ["8.2", "11.0"]
+    batches = [measurement(f"segnet-agc-b{batch}-lr0.02", 8.0) for batch in (1, 4)]
+    (axes,) = draw_contenders(batches).axes
+    labels = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert labels == ["AGC, batch 1", "AGC, batch 4"]
 
 
 def test_short_row_shows_the_deciding_values() -> None:

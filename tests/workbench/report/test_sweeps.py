@@ -1,5 +1,6 @@
 """The page of a study with sweeps: the chart, its grid, and the edges of the grid."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,8 @@ def test_page_with_sweeps(folder: Path) -> None:
     alts = [attributes.get("alt") for tag, attributes in page.found if tag == "img"]
     assert alts[:2] == [SWEEP.title, SWEEP.title]  # the first one leads
     for text in (
-        "Deep Control on CIFAR-10", "batch size", "lr 1)", "32.00 ± 2.00 (n=3)", "AGC at batch",
+        "ResNet-20 by batch size on CIFAR-10", "batch size", "lr 1)", "32.00 ± 2.00 (n=3)",
+        "AGC at batch",
         "The final error is that of the last epoch", "fixed before the first run of this study",
         "cosine schedule, warm-up of 0.25 epochs, weight decay 0.0005",
     ):  # fmt: skip
@@ -122,11 +124,20 @@ def test_table_and_edges() -> None:
     assert [cell is not None for cell in rows[-1][2]] == [True, True, False]
 
 
-def test_summary_names_both_ends(folder: Path) -> None:
+def test_summary_names_the_lowest_errors(folder: Path) -> None:
     assert study_summary(read_study(folder), {}).startswith(
-        "ResNet-20: error by batch size, at batch size 1: AGC 32.0% and BatchNorm diverged; at "
-        "batch size 128: AGC 21.0% and BatchNorm 21.5%. "
+        "ResNet-20: error by batch size, lowest with AGC at 1 and 128 (21.0 to 32.0%). "
     )
+    agc, bn, _ = SWEEP.series
+    good = point(1, SMALL, 0, error("BN", 19.0))
+    mixed = replace(SWEEP, series=(agc, replace(bn, points=(good, *bn.points[1:]))))
+    study = replace(read_study(folder), sweeps=(mixed,), claims=())
+    assert study_summary(study, {}) == (
+        "ResNet-20: error by batch size, lowest with BatchNorm at 1 (19.0%) and with AGC at 128 "
+        "(21.0%)."
+    )
+    alone = replace(SWEEP, series=(agc,))  # nothing to compare
+    assert study_summary(replace(study, sweeps=(alone,)), {}) == ""
 
 
 def test_chart_of_a_sweep() -> None:

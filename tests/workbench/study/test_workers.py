@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from deepcontrol.workbench.study.executors import Local, Slot, Worker
 from deepcontrol.workbench.study.jobs import Job, plan
@@ -36,7 +37,12 @@ def test_the_second_run_is_the_same_as_alone(tmp_path: Path, worker: Worker) -> 
         assert worker.is_alive
         log = (tmp_path / f"{name}.txt").read_text()
         assert log.count("finished 3 epochs") == 1
-    train_here(tmp_path / "alone", seed=2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the worker
+    try:
+        train_here(tmp_path / "alone", seed=2)
+    finally:
+        torch.set_num_threads(threads)
     assert differences(tmp_path / "second", tmp_path / "alone") == []
 
 

@@ -67,7 +67,7 @@ def _filter_mean(weight, row, length, BLOCK: tl.constexpr):
 def filter_factor(
     weight, gain, row, length, NORM: tl.constexpr, CENTERED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return a filter's mean (0 unless CENTERED) and the factor that turns W - mean into V.
+    """Return a filter's mean (0 unless CENTERED), and the factor from W - mean to V.
 
     A gain of None is 1.
     """

@@ -269,7 +269,7 @@ def _decode_tiff(path: Path) -> Pixels | None:
 
 
 def _full_pages(image: Image.Image) -> Sequence[int]:
-    """Return the pages of a TIFF that are images: no overviews of another page, and no masks."""
+    """Return a TIFF's pages that are images, without overviews and masks."""
     count = getattr(image, "n_frames", 1)
     if not 1 < count <= _MOST_PAGES:
         return range(count)
@@ -288,7 +288,7 @@ def _bits(image: Image.Image) -> int:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Return whether an image has colors of more than 8 bits, of which Pillow drops the lower."""
+    """Return whether colors have more than 8 bits, of which Pillow drops the lower."""
     return image.mode in ("RGB", "RGBA") and _bits(image) > 8
 
 

@@ -9,8 +9,8 @@ the user named are followed.
 Files may be damaged. The reader of JSON accepts regular files of a limited size, nesting depth and
 number range, so that no content makes it hang, exhaust the memory or pass a value on that later
 arithmetic cannot represent. The last key of an object, "crc", is the CRC-32 of all bytes before
-it. Other readers see one more key. A flipped bit or an edited digit is detected; files of older
-versions have no checksum and are read as before.
+it. Other readers see one more key. A flipped bit or an edited digit is detected. Files
+without a checksum are accepted.
 """
 
 import fcntl

@@ -226,7 +226,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                     command.probabilities,
                 )
                 progress.console.print(escape(line), highlight=False, soft_wrap=True)
-            except Exception as error:  # whatever one image raises, the others go on
+            except Exception as error:  # continue with the other images
                 if is_device_failure(error):  # the others would all fail
                     raise
                 failed += 1

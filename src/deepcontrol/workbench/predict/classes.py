@@ -140,7 +140,7 @@ def _predict(
     for path in files:
         try:
             images[path] = read_image(path, classifier)
-        except Exception as error:  # whatever one image raises, the others go on
+        except Exception as error:  # continue with the other images
             failed.append(f"{path}: {str(error).removeprefix(f'{path}: ')}")
     if not images:
         return

@@ -266,7 +266,7 @@ def predict_volumes(
                 if with_probabilities:
                     write_nifti(job, job.probabilities, found)
                     written += f", {job.probabilities.name}"
-            except Exception as error:  # whatever one volume raises, the others go on
+            except Exception as error:  # continue with the other volumes
                 failed += 1
                 errors.print(
                     f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True

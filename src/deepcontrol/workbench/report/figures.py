@@ -19,7 +19,7 @@ from PIL import Image
 from ..folders.runfolder import Run
 from ..folders.storage import replacing, write_atomic
 from ..folders.studyfolder import FIGURES, Line, Measurement, Panel, Sweep
-from .text import NORM_NAMES
+from .text import NORM_NAMES, measurement_label, short_labels
 
 # Style
 
@@ -221,6 +221,54 @@ def _draw_bar(axes: Axes, x: float, width: float, error: Measurement, color: str
     )
 
 
+def draw_contenders(measured: Sequence[Measurement]) -> Figure:
+    """Draw final errors as horizontal bars, with dots for seeds."""
+    labels = [measurement_label(each) for each in measured]
+    norms = [label.partition(", ")[0] for label in labels]
+    shortened = zip(norms, short_labels(labels), strict=True)
+    labels = [text if text.startswith(norm) else f"{norm}, {text}" for norm, text in shortened]
+    with drawing(5.6, 1.0 + 0.32 * len(measured)) as figure:
+        axes = figure.subplots()
+        for y, each in enumerate(measured):
+            color = NORM_COLORS["agc"] if norms[y].startswith(NORM_NAMES["agc"]) else FAINT
+            axes.barh(y, each.mean or 0.0, 0.72, color=color, alpha=0.8)
+            seeds = [value for value in each.values if value is not None]
+            if len(seeds) > 1:
+                axes.plot(seeds, [y] * len(seeds), "o", markersize=2.5, color=INK, alpha=0.6)
+            axes.annotate(
+                f"{each.mean:.1f}",
+                (max(seeds), y),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                weight="bold",
+            )
+        axes.set_yticks(range(len(measured)), [ascii_name(label) for label in labels])
+        axes.invert_yaxis()
+        axes.set_title("Final error, %")
+        axes.margins(x=0.12)
+        tidy(axes)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0, labelsize=9)
+    return figure
+
+
+# The same color for a norm in all charts; variants of AGC differ in their dashes.
+SERIES_STYLES = {
+    "AGC+WS": (COLORS[0], DASHES[0]),
+    "AGC+WN": (COLORS[0], DASHES[1]),
+    "AGC": (COLORS[0], DASHES[2]),
+    "BatchNorm": (COLORS[1], DASHES[0]),
+    "WS+BN": (COLORS[1], DASHES[1]),
+    "GroupNorm": (COLORS[2], DASHES[0]),
+    "WS+GN": (COLORS[7], DASHES[0]),
+    "FRN": (COLORS[5], DASHES[0]),
+    "EvoNorm-S0": (COLORS[6], DASHES[0]),
+    "LayerNorm": (COLORS[4], DASHES[0]),
+    "no normalization": (COLORS[3], DASHES[0]),
+}
+
+
 def draw_sweep(sweep: Sweep) -> Figure:
     """Draw the final error over batch sizes or depths: a line of means for each norm.
 
@@ -233,10 +281,10 @@ def draw_sweep(sweep: Sweep) -> Figure:
         tidy(axes)
         diverged = []
         for i, series in enumerate(sweep.series):
-            color = line_style(i)[0]
+            color, dashes = SERIES_STYLES.get(series.label, line_style(i))
             diverged += [(point.x, color) for point in series.points if point.error.diverged]
             points = [(p.x, m, p.error.std or 0.0) for p in series.points if (m := p.error.mean)]
-            axes.errorbar(
+            drawn = axes.errorbar(
                 [x for x, _, _ in points],
                 [mean for _, mean, _ in points],
                 [std for _, _, std in points],
@@ -247,6 +295,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
                 capsize=3,
                 label=series.label,
             )
+            drawn.lines[0].set_dashes(dashes or (None, None))
         for x, color in diverged:
             axes.plot(x, 0.97, "x", color=color, mew=1.6, transform=axes.get_xaxis_transform())
         if xs:
@@ -262,6 +311,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
 
 METRIC_LABELS = {"val_error": "validation error, %", "val_loss": "validation loss"}
 FACTORS = {"val_error": 100.0, "val_loss": 1.0}
+IN_CHART = 5  # up to this many entries, the legend is inside of the chart
 USUAL = 0.99  # fraction of the later values inside the axis range; single spikes leave it
 
 Runs = Mapping[str, Run]  # by name
@@ -283,7 +333,9 @@ def draw_figure(panels: Sequence[Panel], runs: Runs, ranges: Ranges, subtitle: s
 
 def draw_one(panel: Panel, runs: Runs, shown: Range | None) -> Figure:
     """Draw a single panel, for a page that arranges panels by its width."""
-    with drawing(5.2, 3.0) as figure:
+    entries = legend_entries(panel, runs)
+    below = math.ceil(entries / 2) if entries > IN_CHART else 0  # rows of the legend
+    with drawing(5.2, 3.0 + 0.17 * below) as figure:
         draw_panel(figure.subplots(), panel, runs, shown)
     return figure
 
@@ -341,7 +393,17 @@ def draw_panel(axes: Axes, panel: Panel, runs: Runs, shown: Range | None) -> Non
     if len(missing) > 1:  # their labels would cover the curves
         axes.plot([], [], " ", label=f"{len(missing)} not run")
     axes.set_xlim(0, max(last) * 1.02)
-    axes.legend(fontsize=8, framealpha=0.85, edgecolor="none")
+    if legend_entries(panel, runs) <= IN_CHART:
+        axes.legend(fontsize=8, framealpha=0.85, edgecolor="none")
+    else:  # it would cover the curves
+        below = (0.5, -0.16)
+        axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=below, ncols=2)
+
+
+def legend_entries(panel: Panel, runs: Runs) -> int:
+    """Return a legend's number of entries; missing lines share one."""
+    missing = sum(not runs_of(line, runs) for line in panel.lines)
+    return len(panel.lines) - missing + min(missing, 1)
 
 
 def draw_line(axes: Axes, label: str, runs: Sequence[Run], metric: str, color: str) -> int:

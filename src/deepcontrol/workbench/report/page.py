@@ -39,6 +39,7 @@ from .classes import (
 from .figures import (
     Ranges,
     data_uri,
+    draw_contenders,
     draw_error,
     draw_figure,
     draw_final_errors,
@@ -66,6 +67,7 @@ from .layers import (
 )
 from .summary import (
     ABOUT_AGC,
+    contenders,
     differing,
     final_errors,
     in_common,
@@ -236,6 +238,7 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path, refresh: int | No
     lambdas = write_figures(study, runs, out)
     sweeps = write_sweeps(study, out)
     errors = final_errors(study, runs)
+    compared = contenders(study)
     write_atomic(out / VERDICT_TABLE, text.verdicts_markdown(study) + "\n", inside=out)
     return render(
         "study.html",
@@ -250,6 +253,7 @@ def write_study_page(study: Study, runs: StudyRuns, out: Path, refresh: int | No
         about_agc=ABOUT_AGC,
         summary=study_summary(study, errors),
         errors=data_uri(draw_final_errors(errors)) if errors else None,
+        contenders=data_uri(draw_contenders(compared)) if len(compared) > 1 else None,
         sweeps=sweeps,
         figure1=draw_panels(study.figure1, runs, paired_ranges(study.figure1, runs.found)),
         figure2=draw_panels(study.figure2, runs, own_ranges(study.figure2, runs.found)),

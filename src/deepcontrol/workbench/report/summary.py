@@ -11,6 +11,7 @@ from .text import (
     NORM_NAMES,
     count_verdicts,
     duration_text,
+    is_of_paper,
     join_words,
     percent,
     setting_text,
@@ -24,6 +25,7 @@ ABOUT_AGC = (
     "is averaged over the batch, so AGC should train equally well at every batch size."
 )
 
+FINAL_ERROR = "final error"
 FinalErrors = dict[str, dict[int, Measurement]]  # by norm and batch size
 
 
@@ -54,7 +56,7 @@ def _compare_batches(
             return "", {}
         kinds.add((str(run.config.get("model")), str(run.config.get("norm")), round(lr / batch, 9)))
         try:
-            errors[batch] = study.measurement(line.runs[0].rpartition("-s")[0], "final error")
+            errors[batch] = study.measurement(line.runs[0].rpartition("-s")[0], FINAL_ERROR)
         except KeyError:
             return "", {}
     if len(errors) < 2 or len(kinds) != 1:
@@ -68,9 +70,25 @@ def _first_run(line: Line, runs: StudyRuns) -> Run | None:
     return next((run for name in line.runs if (run := runs.get(name))), None)
 
 
+def contenders(study: Study) -> list[Measurement]:
+    """Return the final error of each arm that a claim compares, lowest first.
+
+    Arms without a finished run and diverged ones are left out.
+    """
+    found = {
+        measured.arm: measured
+        for claim in study.claims
+        for measured in claim.measurements
+        if measured.measure == FINAL_ERROR and measured.mean is not None
+    }
+    return sorted(found.values(), key=lambda measured: measured.mean or 0.0)
+
+
 def study_summary(study: Study, errors: FinalErrors) -> str:
     """Summarize a study in a few sentences: errors, time, memory and verdicts."""
     sentences = [*_error_sentences(study, errors), *map(_sweep_sentence, study.sweeps)]
+    if not is_of_paper(study) and not study.sweeps:
+        sentences.append(_lowest_sentence(study))
     sentences += [_speed_sentence(study), _verdict_sentence(study)]
     return " ".join(filter(None, sentences))
 
@@ -126,18 +144,33 @@ def _training_text(study: Study) -> str:
 
 
 def _sweep_sentence(sweep: Sweep) -> str:
-    """Return the errors at both ends of a sweep, or "" if no point is measured."""
-    xs = sorted({p.x for series in sweep.series for p in series.points if p.error.values})
+    """Name the series with the lowest error at each x; "" if nothing is compared yet."""
+    lowest: dict[str, dict[int, float]] = {}
+    for x in sorted({p.x for series in sweep.series for p in series.points}):
+        points = [(series.label, p) for series in sweep.series for p in series.points if p.x == x]
+        at_x = [(label, p.error) for label, p in points if p.error.n]
+        means = [(mean, label) for label, error in at_x if (mean := error.mean) is not None]
+        if len(at_x) > 1 and means:
+            mean, label = min(means)
+            lowest.setdefault(label, {})[x] = mean
+    if not lowest:
+        return ""
     parts = []
-    for x in dict.fromkeys(xs[:1] + xs[-1:]):
-        at_x = {series.label: p.error for series in sweep.series for p in series.points if p.x == x}
-        errors = [f"{label} {_short(error)}" for label, error in at_x.items() if error.values]
-        parts.append(f"at {sweep.x_label} {x}: {join_words(errors)}")
-    return f"{sweep.title}, {'; '.join(parts)}." if parts else ""
+    for label, by_x in lowest.items():
+        ends = dict.fromkeys(f"{error:.1f}" for error in (min(by_x.values()), max(by_x.values())))
+        parts.append(f"with {label} at {join_words(list(map(str, by_x)))} ({' to '.join(ends)}%)")
+    return f"{sweep.title}, lowest {join_words(parts)}."
 
 
-def _short(error: Measurement) -> str:
-    return "diverged" if error.mean is None else f"{error.mean:.1f}%"
+def _lowest_sentence(study: Study) -> str:
+    """Name the arm with the lowest final error; "" if fewer than two are measured."""
+    found = contenders(study)
+    if len(found) < 2 or found[0].mean is None:
+        return ""
+    return (
+        f"{_training_text(study)}: the lowest final error is {found[0].mean:.1f}%, with "
+        f"{found[0].label}."
+    )
 
 
 def _speed_sentence(study: Study) -> str:

@@ -21,7 +21,8 @@ from ..folders.studyfolder import (
     Verdict,
 )
 
-GROUPS = (*VERDICTS, "beyond the paper")
+BEYOND_PAPER, MISSING_RUNS = "beyond the paper", "missing runs"
+GROUPS = (*VERDICTS, BEYOND_PAPER, MISSING_RUNS)
 NORM_NAMES = {"agc": "AGC", "bn": "BatchNorm", "gn": "GroupNorm"}
 DATA_NAMES = {
     "camvid": "CamVid",
@@ -29,6 +30,15 @@ DATA_NAMES = {
     "streets": "synthetic street scenes",
     "cifar10": "CIFAR-10",
     "fashion-mnist": "Fashion-MNIST",
+}
+TITLES = {  # of studies, by preset
+    "cifar-batch": "ResNet-20 by batch size",
+    "cifar-depth": "Networks by depth",
+    "cifar-long": "ResNet-20 after 200 epochs",
+    "fashion-mlp": "A fully connected network",
+    "proposals": "The paper's proposals",
+    "proposals-small": "The paper's proposals in a small network",
+    "segmentation-recipe": "One recipe for segmentation",
 }
 
 
@@ -229,20 +239,44 @@ def short_labels(labels: Sequence[str]) -> list[str]:
 # Studies
 
 
-def group_of(claim: ClaimResult) -> str:
-    """Return the group of a claim: its verdict, or "beyond the paper"."""
-    return "beyond the paper" if claim.beyond_paper else claim.verdict
+def study_title(study: Study) -> str:
+    """Return a study's heading, such as "ResNet-20 by batch size on CIFAR-10"."""
+    title = TITLES.get(study.protocol.name, "Deep Control")
+    return f"{title} on {DATA_NAMES.get(study.protocol.data, study.protocol.data)}"
 
 
 def grouped_claims(study: Study) -> dict[str, list[ClaimResult]]:
-    """Return the claims by group: the paper's by verdict, then ours.
+    """Return the claims by group, without empty groups.
 
-    Empty groups are left out.
+    The paper's claims are grouped by verdict and followed by ours. If all claims are ours, they are
+    grouped by verdict, and undecided ones without runs come last.
     """
+    of_paper = is_of_paper(study)
     groups: dict[str, list[ClaimResult]] = {group: [] for group in GROUPS}
     for claim in study.claims:
-        groups[group_of(claim)].append(claim)
+        group: str = claim.verdict
+        if of_paper and claim.beyond_paper:
+            group = BEYOND_PAPER
+        elif not of_paper and lacks_runs(claim):
+            group = MISSING_RUNS
+        groups[group].append(claim)
     return {group: claims for group, claims in groups.items() if claims}
+
+
+def is_of_paper(study: Study) -> bool:
+    """Return whether a study judges any claim of the paper."""
+    return not all(claim.beyond_paper for claim in study.claims)
+
+
+def shows_paper(study: Study) -> bool:
+    """Return whether the paper's results differ, and so need a column."""
+    return is_of_paper(study) or len({claim.paper for claim in study.claims}) > 1
+
+
+def lacks_runs(claim: ClaimResult) -> bool:
+    """Return whether a claim is undecided because runs have not finished."""
+    missing = any(check.problem == "not run" for check in claim.checks)
+    return claim.verdict == "undecided" and missing
 
 
 def count_verdicts(claims: Sequence[ClaimResult]) -> dict[Verdict, int]:

@@ -1,6 +1,6 @@
 """The study's third part: the paper's proposals, and a recipe for segmentation.
 
-The paper names mechanisms that it does not show: deep layer-wise noise, GEMS (gated effective
+The paper proposes mechanisms without results: deep layer-wise noise, GEMS (gated effective
 minibatch size), momentum near one, and other estimates of the background. It also reports values of
 lambda that the first part did not find.
 
@@ -25,7 +25,7 @@ twice the paper's. Claims and margins are those of the larger protocol.
 "The same" error is within one point, as in the first part. A difference in loss counts from 0.01
 on, half of the difference between AGC and BatchNorm in the first part.
 
-The recipe (`deepcontrol train --recipe best`) was put together from the literature, not searched on
+The recipe (`deepcontrol train --recipe best`) was assembled from the literature, not searched on
 CamVid's 101 validation images: momentum 0.9 and weight decay 5e-4 as SegNet's authors, a cosine
 schedule with a warm-up, the zoom and color ranges of nnU-Net, cross-entropy without class weights
 as in most work since DeepLab, and the paper's learning rate. "At least as good" means by less than
