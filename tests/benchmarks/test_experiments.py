@@ -371,7 +371,7 @@ def test_recurrent_norms_on_sequences_of_other_lengths(monkeypatch: pytest.Monke
 
 
 def test_one_call_agrees_with_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("--rounds", 2, "--count", 2, "--layers", 0, 5, 7)
+    words = ("--rounds", 2, "--count", 2, "--layers", 0, 5, 7, "--limit", 600)
     rows = rows_of("one_call", *words, patch=monkeypatch)
     names = ["8->8 6x10 3x3", "3->16 6x10 3x3", "8->16 6x10 1x1 stride 2"]
     assert list(dict.fromkeys(row["layer"] for row in rows)) == names
