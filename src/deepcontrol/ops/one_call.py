@@ -163,9 +163,8 @@ def _is_captured(x: Tensor) -> bool:
 def _keeps_nan(x: Tensor, weight: Tensor, *geometry: Any) -> bool:
     """Return whether cuDNN's ReLU is NaN where torch's is, for such operands.
 
-    Otherwise a NaN in x would silently become a map of zeros. This depends on cuDNN's
-    version and engine, so it is tried once for each shape and
-    alignment.
+    Otherwise a NaN in x would silently become a map of zeros. This depends on cuDNN's version and
+    engine, so it is tried once for each shape and alignment.
     """
     nan = weight.new_full((weight.shape[0],), torch.nan)
     try:

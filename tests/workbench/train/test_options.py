@@ -30,6 +30,7 @@ STOP = WARMUP_STEPS + 2  # after the first captured step
 # captured step launches the same kernels, so 0 is expected. Noise of 1e-6 in the images of every
 # step leads to 1e-6 to 3e-3, and to 1e-2 and 2e-2 in the cases listed here (on a CPU, 3 seeds).
 TOLERANCE = 0.01
+ROUNDING = 0.002  # from four times one sample to four samples: 0.0002 on a CPU; in bf16 0.012
 TOLERANCES = {"bf16": 0.05, "all": 0.05}
 
 
@@ -193,8 +194,8 @@ def test_steps_on_a_cpu(
     assert len(moved) > len(before) // 2
     if name != "sgd" and before.keys() == start("sgd").keys():  # the same network
         plain = request.getfixturevalue("plain")
-        same = [torch.allclose(whole[f"model.{key}"], plain[f"model.{key}"]) for key in before]
-        assert all(same) == (name == "accumulate")
+        is_same = apart(plain, whole, before) <= ROUNDING
+        assert is_same == (name == "accumulate")
 
 
 @pytest.fixture(scope="module")
@@ -218,20 +219,25 @@ def compare(
 ) -> None:
     """Assert that both runs moved the weights by the same amount in the same direction."""
     assert eager.keys() == graph.keys()
+    assert apart(eager, graph, before) <= tolerance
+    # Momenta and averages, each relative to its own size
+    for key in eager.keys() - {f"model.{own}" for own in before}:
+        a, b = eager[key].double().cpu(), graph[key].double().cpu()
+        assert (a - b).norm() <= 5 * tolerance * a.norm() + 1e-12, key
+
+
+def apart(a: dict[str, Tensor], b: dict[str, Tensor], before: dict[str, Tensor]) -> float:
+    """Return the distance of the weights of two runs, relative to their distance from the start."""
     floats = [key for key in before if before[key].is_floating_point()]
 
     def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
         parts = [(a[key].double() - b[key].double()).norm() for key in floats]
         return float(torch.stack(parts).norm())
 
-    ends = [{key: run[f"model.{key}"].cpu() for key in floats} for run in (eager, graph)]
+    ends = [{key: run[f"model.{key}"].cpu() for key in floats} for run in (a, b)]
     moved = distance(ends[0], before)
     assert moved > 0
-    assert distance(*ends) / moved <= tolerance
-    # Momenta and averages, each relative to its own size
-    for key in eager.keys() - {f"model.{own}" for own in before}:
-        a, b = eager[key].double().cpu(), graph[key].double().cpu()
-        assert (a - b).norm() <= 5 * tolerance * a.norm() + 1e-12, key
+    return distance(*ends) / moved
 
 
 def count_replays(patch: pytest.MonkeyPatch) -> list[int]:
