@@ -25,7 +25,7 @@ from deepcontrol.nn.init import branch_gain
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.bench.results import append_row, has_row, provenance
 from deepcontrol.workbench.data import Cache, open_source, prepare
-from deepcontrol.workbench.data.class_batches import ClassificationBatches, CropFlip
+from deepcontrol.workbench.data.batches import ClassificationBatches, CropFlip
 from deepcontrol.workbench.losses import class_cross_entropy
 from deepcontrol.workbench.models import CifarResNet, Norm
 from deepcontrol.workbench.models.classifiers import CifarBlock

@@ -25,7 +25,7 @@ from torch.nn import functional
 from deepcontrol import TrainingStep, param_groups, to_agc
 from deepcontrol.workbench.bench.results import append_row, has_row, provenance
 from deepcontrol.workbench.data import Cache, open_source, prepare
-from deepcontrol.workbench.data.class_batches import ClassificationBatches, CropFlip
+from deepcontrol.workbench.data.batches import ClassificationBatches, CropFlip
 from deepcontrol.workbench.optim import default_lr
 
 MODELS = (

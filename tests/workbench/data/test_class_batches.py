@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from deepcontrol.workbench.data import NO_CLASS, Batch, Cache, ClassificationBatches, CropFlip
-from deepcontrol.workbench.data.batches import PIXEL_MEAN, PIXEL_STD
-from deepcontrol.workbench.data.class_batches import crop_and_flip
+from deepcontrol.workbench.data.batches import PIXEL_MEAN, PIXEL_STD, crop_and_flip
 
 COUNT, CLASSES = 23, 5
 

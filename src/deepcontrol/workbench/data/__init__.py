@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from .augment import Augment
-from .batches import Batch, Batches, BatchStream, LabeledSamples
+from .batches import Batch, Batches, BatchStream, ClassificationBatches, CropFlip, LabeledSamples
 from .cache import Cache, prepare
-from .class_batches import ClassificationBatches, CropFlip
 from .classification import DecodedFiles, open_cifar, open_fashion
 from .coco import open_coco
 from .dataset import DatasetBatches, DatasetSplit, LabeledImages
