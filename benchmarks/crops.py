@@ -18,8 +18,8 @@ import torch
 
 from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Batches, open_source, prepare
-from deepcontrol.workbench.folders.records import read_records
 from deepcontrol.workbench.folders.runfolder import METRICS
+from deepcontrol.workbench.folders.storage import read_records
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.train.config_file import load_config

@@ -19,8 +19,8 @@ import torch
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.bench.results import write_results
 from deepcontrol.workbench.data import Augment, Batch, Batches, Cache, open_source, prepare
-from deepcontrol.workbench.folders.records import read_records
 from deepcontrol.workbench.folders.runfolder import METRICS
+from deepcontrol.workbench.folders.storage import read_records
 from deepcontrol.workbench.optim import sgd
 from deepcontrol.workbench.predict import load_network
 from deepcontrol.workbench.train.config import Train

@@ -9,9 +9,9 @@ run. Only the key "crc" is added; no other byte changes.
 import sys
 from pathlib import Path
 
-from deepcontrol.workbench.folders.records import add_checksums
 from deepcontrol.workbench.folders.storage import (
     add_checksum,
+    add_checksums,
     parse_object,
     read_bytes,
     write_atomic,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench.folders.records import scan_records
-from deepcontrol.workbench.folders.storage import parse_object
+from deepcontrol.workbench.folders.storage import parse_object, scan_records
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "results" / "checksums.py"

@@ -20,8 +20,8 @@ from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.bench.results import Row, read_rows
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import open_source, prepare
-from deepcontrol.workbench.folders.records import read_records
 from deepcontrol.workbench.folders.runfolder import METRICS
+from deepcontrol.workbench.folders.storage import read_records
 from deepcontrol.workbench.losses import class_weights, pixel_cross_entropy
 from tests.noise import make_camvid, make_cifar
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from deepcontrol.workbench.folders import records, runfolder, storage
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.folders.lock import LockLostError, RunInUseError, lock
 from deepcontrol.workbench.folders.storage import add_checksum, parse_json, write_json
 from deepcontrol.workbench.folders.studyfolder import read_study
@@ -75,9 +75,9 @@ def make_run(run: Path) -> None:
     save_best(run, Checkpoint(taken.model, {}, config))
     for epoch in range(3):
         error = 0.5 / (1 + epoch)
-        records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": error})
+        storage.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": error})
         layers = {"a": {"mean_scale": {"mean": error, "min": 0.0, "max": 1.0}}}
-        records.append_record(run / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
+        storage.append_record(run / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
     runfolder.write_diverged(run, 2, 17, "the loss is not finite")
 
 
@@ -115,7 +115,7 @@ def resumed_records(run: Path, epoch: int) -> list[str]:
         for name in (runfolder.METRICS, runfolder.LAYERS):
             copied = Path(folder) / name
             copied.write_bytes((run / name).read_bytes())
-            said += records.truncate_records(copied, epoch)
+            said += storage.truncate_records(copied, epoch)
     return said
 
 
@@ -387,7 +387,7 @@ def full_disk(rng: random.Random, folder: Path) -> Result:
     run = folder / "full"
     if not run.exists():
         make_run(run)
-    epoch = 1 + max(line["epoch"] for line in records.read_records(run / runfolder.METRICS))
+    epoch = 1 + max(line["epoch"] for line in storage.read_records(run / runfolder.METRICS))
     taken = snapshot(*trained(epoch), Position(epoch=epoch), SINGLE)
     config = (run / runfolder.CONFIG).read_bytes()
     name, number = rng.choice(["fsync", "replace", "open"]), rng.randrange(1, 30)
@@ -395,7 +395,7 @@ def full_disk(rng: random.Random, folder: Path) -> Result:
     try:
         with failing_call(name, number):
             write_json(run / runfolder.CONFIG, CONFIG, 2)
-            records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
+            storage.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
             save_last(run, Checkpoint(taken.model, taken.state, config))
     except OSError as error:
         said, result = str(error), "detected"
@@ -405,10 +405,10 @@ def full_disk(rng: random.Random, folder: Path) -> Result:
     position = found[1].state["position"]["epoch"]
     assert position in (epoch - 1, epoch)
     assert runfolder.read_config(run)["config"] == CONFIG["config"]
-    records.truncate_records(run / runfolder.METRICS, epoch)
-    if position != epoch or records.last_epoch(run / runfolder.METRICS) != epoch:
-        records.truncate_records(run / runfolder.METRICS, epoch - 1)
-        records.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
+    storage.truncate_records(run / runfolder.METRICS, epoch)
+    if position != epoch or storage.last_epoch(run / runfolder.METRICS) != epoch:
+        storage.truncate_records(run / runfolder.METRICS, epoch - 1)
+        storage.append_record(run / runfolder.METRICS, {"epoch": epoch, "val_error": 0.5})
         save_last(run, Checkpoint(taken.model, taken.state, config))
     assert not list(run.glob(".*.new"))
     return result

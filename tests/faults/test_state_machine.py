@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from deepcontrol.workbench.folders import records, runfolder
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.folders.lock import LockLostError, RunInUseError, lock
 from deepcontrol.workbench.folders.storage import write_json
 from deepcontrol.workbench.train.checkpoint import (
@@ -99,7 +99,7 @@ class RunFolder(RuleBasedStateMachine):
     def epoch(self) -> None:
         """One epoch, as a run writes it: the record, then `best`, then `last`."""
         epoch = self.position + 1
-        records.append_record(self.run / runfolder.METRICS, record(epoch))
+        storage.append_record(self.run / runfolder.METRICS, record(epoch))
         if epoch % 2 == 0:
             save_best(self.run, checkpoint(epoch, self.config))
         save_last(self.run, checkpoint(epoch, self.config))
@@ -129,7 +129,7 @@ class RunFolder(RuleBasedStateMachine):
         def act() -> None:
             found = load_last(self.run, lambda text: None)
             epoch = -1 if found is None else found[1].state["epoch"]
-            records.truncate_records(self.run / runfolder.METRICS, epoch)
+            storage.truncate_records(self.run / runfolder.METRICS, epoch)
 
         if killed_at(call, act):
             return
@@ -140,7 +140,7 @@ class RunFolder(RuleBasedStateMachine):
         assert messages == []  # a kill damages nothing
         self.saved = self.may_be_saved = self.position
         self.is_alive = True
-        rows = records.read_records(self.run / runfolder.METRICS) if self.position >= 0 else []
+        rows = storage.read_records(self.run / runfolder.METRICS) if self.position >= 0 else []
         assert rows == [record(epoch) for epoch in range(self.position + 1)]
 
     @rule()

@@ -13,7 +13,7 @@ from deepcontrol.workbench.data import VOID, DataError
 from deepcontrol.workbench.data.nifti import read_nifti, resampled_shape, voxel_size
 from deepcontrol.workbench.data.nnunet import read_layout
 from deepcontrol.workbench.data.volumes import CT_PERCENTILES, load_case, open_nnunet, to_classes
-from deepcontrol.workbench.folders import records
+from deepcontrol.workbench.folders import storage
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import load_config
 
@@ -136,13 +136,13 @@ def test_train_eval_and_report(
     assert main([*flags(root, run), "--dry-run"]) == 0
     assert "32x32x32, 2 classes" in capsys.readouterr().out
     assert main(flags(root, run)) == 0, capsys.readouterr().err
-    rows = records.read_records(run / "metrics.jsonl")
+    rows = storage.read_records(run / "metrics.jsonl")
     assert rows[-1]["train_loss"] < rows[1]["train_loss"]
     config, derived = load_config(run)
     assert config.channels == 2
     assert config.size == CROP
     assert derived["classes"] == ["background", "ball"]
-    layers = records.read_records(run / "layers.jsonl")
+    layers = storage.read_records(run / "layers.jsonl")
     assert any("mean_scale" in about for about in layers[-1]["layers"].values())
     names = sorted(path.name for path in (run / "samples").iterdir())
     assert names == ["epoch-0002.png", "worst-0002.png"]
@@ -254,7 +254,7 @@ def test_predictions_of_a_resampled_run_have_the_voxels_of_their_input(
     assert np.array_equal(probabilities.argmax(-1), written.get_fdata())
     truth = read_nifti(mixed / "labelsTr" / "case1.nii.gz")
     wrong = (read_nifti(out / "case1.nii.gz") != truth)[truth != 2].mean()
-    rows = records.read_records(run / "metrics.jsonl")
+    rows = storage.read_records(run / "metrics.jsonl")
     assert wrong <= min(row["val_error"] for row in rows[1:]) + 0.1
 
 

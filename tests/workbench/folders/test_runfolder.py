@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from deepcontrol.workbench.folders import runfolder
-from deepcontrol.workbench.folders.records import append_record
 from deepcontrol.workbench.folders.runfolder import read_config, read_run, read_runs
+from deepcontrol.workbench.folders.storage import append_record
 from tests.workbench.report.conftest import make_run
 
 

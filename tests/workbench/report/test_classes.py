@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deepcontrol.workbench.folders.records import format_record
 from deepcontrol.workbench.folders.runfolder import read_run, write_validation
+from deepcontrol.workbench.folders.storage import format_record
 from deepcontrol.workbench.report.classes import (
     class_rows,
     draw_class_curves,

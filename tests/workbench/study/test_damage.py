@@ -11,7 +11,7 @@ import pytest
 
 from deepcontrol.workbench.bench.results import read_rows, write_rows
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.folders.records import format_record, read_records
+from deepcontrol.workbench.folders.storage import format_record, read_records
 from deepcontrol.workbench.folders.studyfolder import read_study
 from deepcontrol.workbench.study import command
 from tests.workbench.study.tiny import TINY, reproduce

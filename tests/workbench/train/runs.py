@@ -14,7 +14,7 @@ from torch import Tensor
 
 from deepcontrol.step import TrainingStep
 from deepcontrol.workbench.cli import main, parse
-from deepcontrol.workbench.folders import records, runfolder
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.train import TrainCommand
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.config import Train
@@ -80,7 +80,7 @@ def prepare_data() -> None:
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     """Return the records of metrics.jsonl without timings and memory."""
-    lines = records.read_records(out / runfolder.METRICS)
+    lines = storage.read_records(out / runfolder.METRICS)
     return [{k: v for k, v in line.items() if k not in CLOCK} for line in lines]
 
 

@@ -21,7 +21,7 @@ from deepcontrol import AGCConv2d, AGCLinear
 from deepcontrol.nn.init import CENTERING_GAIN
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import NO_CLASS, Batch, CropFlip
-from deepcontrol.workbench.folders import records, runfolder
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.models import MODELS
 from deepcontrol.workbench.optim import scheduled_lr
 from deepcontrol.workbench.train.build import build_model
@@ -70,7 +70,7 @@ def test_records_of_a_run(classifier: Path) -> None:
     assert lines[2]["train_loss"] < lines[1]["train_loss"]
     expected = [scheduled_lr(0.05, step, STEPS, 6, "cosine") for step in (0, 10, 21)]
     assert [line["lr"] for line in lines] == expected
-    layers = records.read_records(classifier / runfolder.LAYERS)[0]["layers"]
+    layers = storage.read_records(classifier / runfolder.LAYERS)[0]["layers"]
     assert len(layers) == 19  # all AGC neurons of a ResNet-20
     assert layers["stages.0.branch.1"]["gain"]["mean"] == pytest.approx(CENTERING_GAIN / 3)
     with Image.open(classifier / "samples" / "epoch-0002.png") as sheet:

@@ -19,7 +19,7 @@ from deepcontrol.workbench import hardware
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import open_source, prepare
 from deepcontrol.workbench.data.road_scenes import Streets
-from deepcontrol.workbench.folders import records, runfolder
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.models import SegNet
 from deepcontrol.workbench.train import checkpoint as checkpoint_module
 from deepcontrol.workbench.train import diagnosis, plan
@@ -103,7 +103,7 @@ def test_nonfinite_evaluation_is_neither_recorded_nor_saved(
     message = capsys.readouterr().err
     assert "after epoch 1 the network's outputs on the validation images are not finite" in message
     assert "there is no checkpoint yet" in message
-    assert [line["epoch"] for line in records.read_records(run / runfolder.METRICS)] == [0]
+    assert [line["epoch"] for line in storage.read_records(run / runfolder.METRICS)] == [0]
     diverged = json.loads((run / runfolder.DIVERGED).read_text())
     assert (diverged["epoch"], diverged["step"]) == (1, None)
     assert not (run / "last").exists()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from deepcontrol.workbench.data import VOID, Batch
-from deepcontrol.workbench.folders import records, runfolder
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.train.build import build_model
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.config_file import load_config
@@ -188,7 +188,7 @@ def test_two_processes_train_like_one_also_after_a_restart(whole: Path, tmp_path
     launch(together)
     assert_close(together, whole)
     layers = [
-        records.read_records(run / runfolder.LAYERS)[0]["layers"] for run in (together, whole)
+        storage.read_records(run / runfolder.LAYERS)[0]["layers"] for run in (together, whole)
     ]
     assert layers[0] == layers[1]  # before training, bit for bit: counts are integers
     output = launch(restarted, dies_at=7)

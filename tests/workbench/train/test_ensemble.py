@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from deepcontrol.workbench.folders import records, runfolder
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.folders.lock import LOCK, RunInUseError, lock
 from deepcontrol.workbench.models import NORMS
 from deepcontrol.workbench.optim import set_lr
@@ -205,7 +205,7 @@ def test_records_are_those_of_single_runs(
                 assert mine[name] == pytest.approx(expected[name], abs=1e-4)
         assert abs(metrics(run.out)[2]["val_loss"] - metrics(run.out)[0]["val_loss"]) > 1e-3
         layers, expected_layers = (
-            records.read_records(folder / runfolder.LAYERS)[-1]["layers"]
+            storage.read_records(folder / runfolder.LAYERS)[-1]["layers"]
             for folder in (run.out, alone.out)
         )
         assert layers.keys() == expected_layers.keys()

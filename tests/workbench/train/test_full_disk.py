@@ -13,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from deepcontrol.workbench import cli
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.folders import records, runfolder, storage
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.checkpoint import load
 from deepcontrol.workbench.train.progress import Events
@@ -74,7 +74,7 @@ def test_metrics(whole: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(storage.os, "fsync", full)
         with pytest.raises(OSError, match=r"cannot write .*metrics\.jsonl"):
-            records.append_record(run / runfolder.METRICS, {"epoch": 2})
+            storage.append_record(run / runfolder.METRICS, {"epoch": 2})
     train_here(run)  # drops the incomplete line
     assert differences(run, whole) == []
 

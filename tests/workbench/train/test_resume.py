@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deepcontrol.workbench.cli import main
-from deepcontrol.workbench.folders import records, runfolder
+from deepcontrol.workbench.folders import runfolder, storage
 from deepcontrol.workbench.metrics import ConfusionMatrix
 from deepcontrol.workbench.train import start as start_module
 from deepcontrol.workbench.train.checkpoint import load
@@ -59,7 +59,7 @@ def test_contents_of_the_run_folder(whole: Path) -> None:
     run, lines = whole, metrics(whole)
     assert [line["epoch"] for line in lines] == [0, 1, 2, 3]
     assert [line["step"] for line in lines] == [0, 4, 8, STEPS]
-    assert [line["epoch"] for line in records.read_records(run / runfolder.LAYERS)] == [
+    assert [line["epoch"] for line in storage.read_records(run / runfolder.LAYERS)] == [
         0,
         1,
         2,

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from deepcontrol import AGCConv2d
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import VOID, DatasetBatches, DatasetSplit
-from deepcontrol.workbench.folders import records
+from deepcontrol.workbench.folders import storage
 from deepcontrol.workbench.train import Train, Trainer
 from deepcontrol.workbench.train.config_file import ConfigChangedError, load_config
 from tests.workbench.train.runs import CLOCK, command, signal_at_step, tiny
@@ -123,7 +123,7 @@ def test_settings_alone_train_as_the_command_does(tmp_path: Path) -> None:
     config = tiny(tmp_path / "python", epochs=1)
     rows = Trainer(config).fit()
     assert main(command(tmp_path / "command", epochs=1)) == 0
-    assert same_records(rows, records.read_records(tmp_path / "command" / "metrics.jsonl"))
+    assert same_records(rows, storage.read_records(tmp_path / "command" / "metrics.jsonl"))
 
 
 @pytest.mark.slow

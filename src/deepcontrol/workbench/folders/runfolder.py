@@ -1,7 +1,7 @@
 """The run folder: file names, and a reader for folders in any state.
 
     config.json       configuration, derived values, versions (written by train/config.py)
-    metrics.jsonl     one record per epoch (records.py)
+    metrics.jsonl     one record per epoch (storage.py)
     layers.jsonl      one record per epoch: statistics of each layer
     diverged.json     present if a step was not finite
     validation.json   the last evaluation: confusion matrix, worst images
@@ -24,8 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .records import Row, epoch_of, scan_records
-from .storage import ChecksumError, read_json, shortened, write_json
+from .storage import ChecksumError, Row, epoch_of, read_json, scan_records, shortened, write_json
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ..folders.records import Row
 from ..folders.runfolder import LAYERS, Run, finite_number
+from ..folders.storage import Row
 from .figures import FAINT, INK, ascii_name, drawing
 
 Values = NDArray[np.float64]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..folders.records import Row
 from ..folders.runfolder import Run, finite_number
+from ..folders.storage import Row
 from ..folders.studyfolder import ClaimResult, Line, Measurement, Panel, Study, StudyRuns, Sweep
 from .text import (
     DATA_NAMES,

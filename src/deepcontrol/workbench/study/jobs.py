@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 from ..folders.lock import is_locked
-from ..folders.records import scan_records
 from ..folders.runfolder import (
     BEST,
     LAST,
@@ -22,7 +21,7 @@ from ..folders.runfolder import (
     read_diverged,
     read_run,
 )
-from ..folders.storage import remove_tree
+from ..folders.storage import remove_tree, scan_records
 from ..folders.studyfolder import FINISHED, RUNS, State
 from ..models import is_agc
 from ..train.config import Train

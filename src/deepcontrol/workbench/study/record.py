@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.results import Row, read_rows, write_rows
-from ..folders.records import MAX_FILE_BYTES, format_record
 from ..folders.runfolder import (
     CONFIG,
     DIVERGED,
@@ -23,7 +22,15 @@ from ..folders.runfolder import (
     finite_number,
     read_run,
 )
-from ..folders.storage import make_folder, read_bytes, read_json, write_atomic, write_json
+from ..folders.storage import (
+    MAX_FILE_BYTES,
+    format_record,
+    make_folder,
+    read_bytes,
+    read_json,
+    write_atomic,
+    write_json,
+)
 from ..folders.studyfolder import (
     BENCH,
     FINISHED,

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from ..data import Batch
-from ..folders import records, runfolder
+from ..folders import runfolder, storage
 from ..folders.lock import RunLock
 from ..hardware import crowded_note, fit_threads
 from ..metrics import ConfusionMatrix, ImageError, ImageErrors
@@ -314,8 +314,8 @@ def _metrics(
 def _write_records(run: TrainingRun, metrics: dict[str, Any], layers: dict[str, Any]) -> None:
     """Append to layers.jsonl and metrics.jsonl, and write TensorBoard events."""
     epoch, folder = metrics["epoch"], run.config.out
-    records.append_record(folder / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
-    records.append_record(folder / runfolder.METRICS, metrics)
+    storage.append_record(folder / runfolder.LAYERS, {"epoch": epoch, "layers": layers})
+    storage.append_record(folder / runfolder.METRICS, metrics)
     if run.events is None:
         return
     names = ("train_loss", "val_loss", "val_error", "val_mean_iou", "images_per_s")

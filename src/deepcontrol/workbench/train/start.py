@@ -20,7 +20,7 @@ from ...step import TrainingStep
 from ..data import BatchStream, DatasetSplit, Source
 from ..data.folder import FolderSource
 from ..data.volumes import VolumeSplit
-from ..folders import records, runfolder
+from ..folders import runfolder, storage
 from ..folders.lock import RunLock, lock
 from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS
 from ..folders.storage import read_bytes
@@ -202,7 +202,7 @@ def open_run(
 def _continue_records(run: Path, epoch: int, display: Display) -> Events:
     """Drop the records after an epoch, and open the TensorBoard events behind it."""
     for name in (runfolder.METRICS, runfolder.LAYERS):
-        for message in records.truncate_records(run / name, epoch):
+        for message in storage.truncate_records(run / name, epoch):
             display.log(message)
     (run / runfolder.DIVERGED).unlink(missing_ok=True)  # the run is retried
     return Events(run, epoch + 1, display.log)
@@ -342,12 +342,12 @@ def is_finished(run: Path, epochs: int) -> bool:
     """Return whether a run has diverged or recorded all its epochs."""
     metrics = run / runfolder.METRICS
     diverged = (run / runfolder.DIVERGED).exists() and metrics.exists()
-    return diverged or records.last_epoch(metrics) >= epochs
+    return diverged or storage.last_epoch(metrics) >= epochs
 
 
 def archive_records(run: Path) -> str:
     """Rename the records of a finished run without a checkpoint; return a log line."""
-    kept = records.unused_name(run / runfolder.METRICS, "old")
+    kept = storage.unused_name(run / runfolder.METRICS, "old")
     for name in (runfolder.LAYERS, runfolder.DIVERGED, runfolder.METRICS):
         if (run / name).exists():
             (run / name).replace(run / f"{name}{kept.suffix}")

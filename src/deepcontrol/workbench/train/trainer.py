@@ -20,7 +20,7 @@ from ...nn import AGCLinear
 from ...nn.agc import _AGC
 from ...nn.conv import _AGCConv
 from ..data import DatasetSplit, LabeledImages, Source
-from ..folders import records, runfolder
+from ..folders import runfolder, storage
 from ..metrics import ConfusionMatrix
 from ..models import CUSTOM, ExternalNetwork, Norm
 from ..terminal import SafeConsole
@@ -123,7 +123,7 @@ class Trainer:
             raise KeyboardInterrupt
         if code:
             raise SystemExit(code)
-        return records.read_records(self.config.out / runfolder.METRICS)
+        return storage.read_records(self.config.out / runfolder.METRICS)
 
     def evaluate(
         self, checkpoint: CheckpointName = "best", console: Console | None = None
