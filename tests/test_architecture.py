@@ -230,7 +230,7 @@ def test_library_works_with_torch_alone(tmp_path: Path) -> None:
 # Modules with a reason of their own to open files: the storage, the lock, the
 # cache, which reserves space in files it has just created, and tracebacks in temporary files.
 OPENERS = {
-    *(f"{W}.folders.{name}" for name in ("storage", "lock")),
+    *(f"{W}.folders.{name}" for name in ("storage", "runfolder")),
     *(f"{W}.{name}" for name in ("data.cache", "errors")),
 }
 

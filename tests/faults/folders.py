@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from deepcontrol.workbench.folders import runfolder, storage
-from deepcontrol.workbench.folders.lock import LockLostError, RunInUseError, lock
+from deepcontrol.workbench.folders.runfolder import LockLostError, RunInUseError, lock
 from deepcontrol.workbench.folders.storage import add_checksum, parse_json, write_json
 from deepcontrol.workbench.folders.studyfolder import read_study
 from deepcontrol.workbench.optim import sgd

@@ -28,7 +28,7 @@ from PIL import Image
 
 from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data.road_scenes import Streets
-from deepcontrol.workbench.folders.lock import is_locked
+from deepcontrol.workbench.folders.runfolder import is_locked
 from deepcontrol.workbench.train import loop
 from deepcontrol.workbench.train.data import build_data, open_sources
 from deepcontrol.workbench.train.distributed import Group

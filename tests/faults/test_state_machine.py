@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from deepcontrol.workbench.folders import runfolder, storage
-from deepcontrol.workbench.folders.lock import LockLostError, RunInUseError, lock
+from deepcontrol.workbench.folders.runfolder import LockLostError, RunInUseError, lock
 from deepcontrol.workbench.folders.storage import write_json
 from deepcontrol.workbench.train.checkpoint import (
     Checkpoint,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepcontrol.workbench.folders.lock import lock
+from deepcontrol.workbench.folders.runfolder import lock
 from deepcontrol.workbench.study import jobs as jobs_
 from deepcontrol.workbench.study.claims import CLAIMS
 from deepcontrol.workbench.study.jobs import Job, Queue, plan

@@ -16,7 +16,6 @@ from rich.console import Console
 from torch import Tensor
 
 from deepcontrol.workbench.folders import runfolder, storage
-from deepcontrol.workbench.folders.lock import LOCK, RunInUseError, lock
 from deepcontrol.workbench.models import NORMS
 from deepcontrol.workbench.optim import set_lr
 from deepcontrol.workbench.study.arms import Arm
@@ -306,12 +305,12 @@ def test_unsuitable_runs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_occupied_folders_are_refused(tmp_path: Path, cifar: Path) -> None:
     runs = configs(tmp_path, cifar, model="mlp", epochs=1, warmup_epochs=0, schedule="constant")
     with (
-        lock(runs[2].out),
-        pytest.raises(RunInUseError, match="in use by process"),
+        runfolder.lock(runs[2].out),
+        pytest.raises(runfolder.RunInUseError, match="in use by process"),
     ):
         train_ensemble(runs, QUIET)
     assert not (runs[0].out / runfolder.CONFIG).exists()
-    (runs[2].out / LOCK).unlink()
+    (runs[2].out / runfolder.LOCK).unlink()
 
     assert train_ensemble(runs[:1], QUIET) == 0
     before = (runs[0].out / runfolder.METRICS).read_bytes()

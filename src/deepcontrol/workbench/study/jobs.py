@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ..folders.lock import is_locked
 from ..folders.runfolder import (
     BEST,
     LAST,
@@ -18,6 +17,7 @@ from ..folders.runfolder import (
     PREVIOUS,
     Run,
     finite_number,
+    is_locked,
     read_diverged,
     read_run,
 )

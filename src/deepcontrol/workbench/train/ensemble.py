@@ -23,7 +23,7 @@ from torch.func import functional_call, vmap
 
 from ...step import WARMUP_STEPS, paused_garbage_collection
 from ..folders import runfolder
-from ..folders.lock import RunLock
+from ..folders.runfolder import RunLock
 from .config import ADDED_LATER, Train, flag_name
 from .diagnosis import raise_if_not_finite
 from .distributed import Group, choose_device, configure_torch, is_distributed, peak_mib

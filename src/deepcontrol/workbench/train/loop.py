@@ -13,7 +13,7 @@ from torch import nn
 
 from ..data import Batch
 from ..folders import runfolder, storage
-from ..folders.lock import RunLock
+from ..folders.runfolder import RunLock
 from ..hardware import crowded_note, fit_threads
 from ..metrics import ConfusionMatrix, ImageError, ImageErrors
 from .config import Train

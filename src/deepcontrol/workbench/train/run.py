@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...step import TrainingStep
 from ..data import Batch, BatchStream, DatasetSplit, Source
-from ..folders.lock import RunLock
+from ..folders.runfolder import RunLock
 from ..optim import scheduled_lr, set_lr
 from .checkpoint import CheckpointWriter
 from .config import Train

@@ -21,8 +21,7 @@ from ..data import BatchStream, DatasetSplit, Source
 from ..data.folder import FolderSource
 from ..data.volumes import VolumeSplit
 from ..folders import runfolder, storage
-from ..folders.lock import RunLock, lock
-from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS
+from ..folders.runfolder import BEST, CONFIG, LAST, PREVIOUS, RunLock, lock
 from ..folders.storage import read_bytes
 from ..optim import adamw, scale_lr, sgd
 from .build import add_noise_, build_model, lambdas, move_, scale_to_images_
