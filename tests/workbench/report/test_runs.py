@@ -1,13 +1,15 @@
 """Layer tracks and summaries of run folders, also damaged ones."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deepcontrol.workbench.folders.runfolder import read_run, read_runs
-from deepcontrol.workbench.report.layers import departure, track, track_open
+from deepcontrol.workbench.report.layers import departure, start_of, track, track_open
+from deepcontrol.workbench.report.page import sections
 from deepcontrol.workbench.report.summary import differing, in_common, summarize
 from tests.workbench.report.conftest import LAYERS, make_run
 
@@ -23,6 +25,24 @@ def test_layer_tracks(tmp_path: Path) -> None:
     opened = track_open(run)
     assert opened is not None
     assert (opened.mean == 0.5).all()
+
+
+def test_initial_lambda(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "x"))
+    lam = track(run, "mean_scale")
+    assert lam is not None
+    assert start_of(lam) == 1
+    for layer in run.layers[0]["layers"].values():
+        layer["mean_scale"]["mean"] -= 0.5
+    run.layers[0]["layers"][LAYERS[0]]["mean_scale"]["mean"] = 1.0  # a depthwise layer
+    standardized = track(run, "mean_scale")
+    assert standardized is not None
+    assert start_of(standardized) == 0.5
+    (own,) = sections([run])
+    assert own.start == 0.5
+    resumed = track(replace(run, layers=run.layers[1:]), "mean_scale")
+    assert resumed is not None
+    assert start_of(resumed) == 1
 
 
 def test_layer_values_that_are_not_numbers(tmp_path: Path) -> None:

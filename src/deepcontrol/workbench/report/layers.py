@@ -155,6 +155,13 @@ def _widen(limits: tuple[float, float], start: float) -> tuple[float, float]:
     return min(limits[0], start - LEAST_RANGE), max(limits[1], start + LEAST_RANGE)
 
 
+def start_of(lam: Track) -> float:
+    """Return the initial lambda of most layers: that of epoch 0, or 1 without a record of it."""
+    first = lam.mean[:, 0] if lam.epochs[:1] == [0] else np.empty(0)
+    known = np.sort(first[np.isfinite(first)])
+    return round(float(known[len(known) // 2]), 3) if known.size else 1.0
+
+
 def departure(track: Track, start: float) -> Values:
     """Return the largest distance of 90% of the filters to `start`.
 

@@ -62,6 +62,7 @@ from .layers import (
     draw_heats,
     draw_multiples,
     left_out,
+    start_of,
     track,
     track_open,
 )
@@ -76,7 +77,6 @@ from .summary import (
     summarize,
 )
 
-INITIAL = {"mean_scale": 1.0, "gain": 1.0, "bias": 0.0}  # lambda, gamma and beta
 OUTCOMES = dict(zip(VERDICTS, ("holds", "fails", "is undecided"), strict=True))  # check outcomes
 
 
@@ -109,6 +109,7 @@ class Section:
     run: Run
     color: str
     dashes: str  # SVG dash array of its line
+    start: float | None  # initial value of lambda
     depth: str | None
     multiples: str | None
     others: str | None
@@ -163,23 +164,34 @@ def write_page(
 
 def sections(runs: Sequence[Run]) -> list[Section]:
     """Return a section for each run, with common color scales for comparison."""
-    tracks = {name: [track(run, name) for run in runs] for name in INITIAL}
     scales = {
-        name: Scale.around(start, [t.mean for t in tracks[name] if t])
-        for name, start in INITIAL.items()
+        name: Scale.around(start, [t.mean for run in runs if (t := track(run, name))])
+        for name, start in (("gain", 1.0), ("bias", 0.0))
     }
-    lambdas = [departure(t, 1.0) for t in tracks["mean_scale"] if t]
-    scales["departure"] = Scale.up_from_0(lambdas)
-    return [section(run, index, scales) for index, run in enumerate(runs)]
+    lambdas: dict[float, list[Track]] = defaultdict(list)  # by initial value
+    for run in runs:
+        if lam := track(run, "mean_scale"):
+            lambdas[start_of(lam)].append(lam)
+    of_lambda = {start: lambda_scales(start, found) for start, found in lambdas.items()}
+    return [section(run, index, scales, of_lambda) for index, run in enumerate(runs)]
 
 
-def section(run: Run, index: int, scales: dict[str, Scale]) -> Section:
+def lambda_scales(start: float, tracks: Sequence[Track]) -> tuple[Scale, Scale]:
+    """Return the scales of lambda's means and of its distances from the initial value."""
+    distances = [departure(each, start) for each in tracks]
+    return Scale.around(start, [each.mean for each in tracks]), Scale.up_from_0(distances)
+
+
+def section(
+    run: Run, index: int, scales: dict[str, Scale], of_lambda: dict[float, tuple[Scale, Scale]]
+) -> Section:
     color, dashes = line_style(index)
     depth = multiples = None
+    start = None
     if lam := track(run, "mean_scale"):
-        of_lambda = scales["mean_scale"], scales["departure"]
-        depth = data_uri(draw_depth(lam, "lambda", 1.0, *of_lambda))
-        multiples = data_uri(draw_multiples(lam, "lambda", 1.0))
+        start = start_of(lam)
+        depth = data_uri(draw_depth(lam, "lambda", start, *of_lambda[start]))
+        multiples = data_uri(draw_multiples(lam, "lambda", start))
     samples, missing = sample_pictures(first_and_last(run.samples))
     worst, missing_worst = sample_pictures(run.worst_samples[-1:])
     if not run.samples:
@@ -191,6 +203,7 @@ def section(run: Run, index: int, scales: dict[str, Scale]) -> Section:
         run=run,
         color=color,
         dashes=",".join(map(str, dashes)),
+        start=start,
         depth=depth,
         multiples=multiples,
         others=draw_others(run, scales),
@@ -300,10 +313,11 @@ def write_figures(study: Study, runs: StudyRuns, out: Path) -> dict[str, str]:
     lam = track(drawn, "mean_scale") if drawn else None
     if lam is None:
         return {}
-    scales = Scale.around(1.0, [lam.mean]), Scale.up_from_0([departure(lam, 1.0)])
-    depth = draw_depth(lam, "lambda", 1.0, *scales)
-    multiples = draw_multiples(lam, "lambda", 1.0)
+    start = start_of(lam)
+    depth = draw_depth(lam, "lambda", start, *lambda_scales(start, [lam]))
+    multiples = draw_multiples(lam, "lambda", start)
     return {
+        "start": f"{start:g}",
         "depth": save_figure(depth, out, "lambda", shaded=True),
         "multiples": save_figure(multiples, out, "lambda-layers"),
     }
