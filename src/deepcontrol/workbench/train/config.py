@@ -148,12 +148,13 @@ class Train:
     """Split each batch into N parts and add up their gradients, to save memory. With AGC the update
     is the same up to rounding; BatchNorm normalizes each part by itself."""
     recipe: RecipeName = "paper"
-    """Defaults of --norm, --schedule, --warmup-epochs, --weight-decay, --augment and --class-
-    weights; explicit options take precedence. paper has agc, a constant learning rate and no weight
-    decay. recommended has agc+ws (agc for mlp, for networks of other libraries and for your own), a
-    warm-up of 1 epoch (at most a tenth of --epochs), a cosine schedule, and a weight decay of
-    0.0001 (0.01 for adamw). best is for segmentation: recommended with a weight decay of 0.0005,
-    --augment strong and --class-weights none. Learning rate and momentum are the same in all."""
+    """Defaults of --norm, --schedule, --warmup-epochs, --weight-decay, --augment and
+    --class-weights; explicit options take precedence. paper has agc, a constant learning rate and
+    no weight decay. recommended has agc+ws (agc for mlp, for networks of other libraries and for
+    your own), a warm-up of 1 epoch (at most a tenth of --epochs), a cosine schedule, and a weight
+    decay of 0.0001 (0.01 for adamw). best is for segmentation: recommended with a weight decay of
+    0.0005, --augment strong and --class-weights none. Learning rate and momentum are the same in
+    all."""
     optimizer: OptimizerName = "sgd"
     """sgd (with momentum) or adamw."""
     lr: float | None = None
