@@ -126,6 +126,13 @@ def test_missing_extra_is_one_line(package: str) -> None:
     assert package in line
 
 
+def test_import_of_the_trainer_names_the_extra() -> None:
+    code = "import sys; sys.modules['tyro'] = None; import deepcontrol.workbench.train"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert 'run: pip install ".[workbench]"' in result.stderr.splitlines()[-1]
+
+
 def test_missing_module_of_this_package_is_not_hidden() -> None:
     result = run_without("deepcontrol.workbench.bench", args=("--help",))
     assert result.returncode == 1

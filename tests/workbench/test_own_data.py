@@ -54,6 +54,22 @@ def train(run: Path, root: Path, *flags: str, model: str = "unet", epochs: int =
     return main(["train", *shared, *places, "--epochs", str(epochs), *flags])
 
 
+def test_renamed_classes_do_not_lock_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run = make_folder(tmp_path / "own", count=16), tmp_path / "run"
+    assert train(run, root, epochs=1) == 0
+    before = load_config(run)[1]["classes"]
+    file = root / "classes.yaml"
+    file.write_text(file.read_text().replace(before[1], "renamed"))
+    capsys.readouterr()
+    assert train(run, root, epochs=2) == 0
+    assert "this run keeps its own" in capsys.readouterr().out
+    assert load_config(run)[1]["classes"] == before
+    assert train(run, root, epochs=2) == 0
+    assert main(["eval", str(run)]) == 0
+
+
 def test_from_a_folder_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, run = make_folder(tmp_path / "own", count=16), tmp_path / "run"
     (root / "classes.yaml").unlink()

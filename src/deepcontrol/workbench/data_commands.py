@@ -25,11 +25,13 @@ from .data.sample import SPLITS, DataError, Size, starter_colors
 from .data.survey import (
     CONTACT_SHEET,
     Survey,
+    describe_value,
     describe_values,
     draw_sheet,
     folder_samples,
     has_class_file,
     propose_classes,
+    smooth_ids_note,
     some_samples,
     suggest_size,
     survey,
@@ -282,7 +284,12 @@ def _print_findings(found: Survey, classes: ClassFile, console: Console) -> None
         red, green, blue = classes.colors[number]
         value = str(classes.ids[number]) if classes.has_ids else f"{red} {green} {blue}"
         table.add_row(escape(name), value, notes[name])
+    for ignored in classes.ignored_ids:
+        if found.pixels[ignored]:
+            table.add_row("(no label)", str(ignored), describe_value(found, ignored))
     console.print(table)
+    if note := smooth_ids_note(found):
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 
 def run_check(action: Check, console: Console) -> int:

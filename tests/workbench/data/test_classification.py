@@ -163,7 +163,7 @@ def test_other_folders(tmp_path: Path) -> None:
     write_cifar(tmp_path)
     with pytest.raises(ValueError, match="unknown split 'test': choose train or val"):
         open_source("cifar10", "test", tmp_path)
-    with pytest.raises(ValueError, match="cifar10 needs the folder of the dataset"):
+    with pytest.raises(ValueError, match="cifar10 needs --data-root"):
         open_source("cifar10", "train")
 
 

@@ -82,7 +82,7 @@ def test_unknown_names_and_splits_raise(name: str, camvid_root: Path) -> None:
     with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         open_source(name, "train", camvid_root, limit=0)
     if name != "streets":
-        with pytest.raises(ValueError, match=f"{name} needs the folder"):
+        with pytest.raises(ValueError, match=f"--data {name} needs --data-root"):
             open_source(name, "train")
 
 

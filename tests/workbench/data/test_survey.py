@@ -53,10 +53,15 @@ def test_ids(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_255_is_ignored_after_consecutive_ids(
-    root: Path, table: dict[int, int], ids: tuple[int, ...], ignored: tuple[int, ...]
+    root: Path,
+    table: dict[int, int],
+    ids: tuple[int, ...],
+    ignored: tuple[int, ...],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     masks_of(root, table)
     assert main(["data", "init", str(root)]) == 0
+    assert ("(no label) │ 255 " in capsys.readouterr().out) == bool(ignored)
     classes = read_class_file(root)
     assert (classes.ids, classes.ignored_ids) == (ids, ignored)
 
@@ -89,6 +94,21 @@ def test_smooth_edges_are_explained(tmp_path: Path, capsys: pytest.CaptureFixtur
         smooth.resize(image.size, Image.Resampling.BICUBIC).save(path)
     assert main(["data", "init", str(root)]) == 1
     assert "may come from smooth (antialiased) edges" in " ".join(capsys.readouterr().out.split())
+
+
+def test_many_rare_ids_may_come_from_smooth_edges(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    masks_of(root, {1: 100, 2: 200})
+    assert main(["data", "init", str(root)]) == 0
+    assert "note:" not in capsys.readouterr().out
+    (root / "classes.yaml").unlink()
+    for path in (root / "masks").iterdir():
+        image = Image.open(path)
+        half = image.resize((20, 20), Image.Resampling.BILINEAR)
+        half.resize(image.size, Image.Resampling.BICUBIC).save(path)
+    assert main(["data", "init", str(root)]) == 0
+    assert "the others come from smooth edges" in " ".join(capsys.readouterr().out.split())
 
 
 def test_deep_images_get_a_range(root: Path) -> None:

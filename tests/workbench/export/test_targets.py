@@ -143,5 +143,5 @@ def test_terminal_shows_the_parts_of_the_work(run: Path) -> None:
     file = io.StringIO()
     console = SafeConsole(file=file, force_terminal=True, color_system=None, width=100)
     assert run_export(Export(run, "exported"), console) == 0
-    for part in ("tracing the network", "writing model.pt2", "comparing model.pt2 with torch"):
+    for part in ("tracing the network", "writing segnet.pt2", "comparing segnet.pt2 with torch"):
         assert part in file.getvalue()

@@ -112,6 +112,7 @@ def test_command_prints_a_table_and_draws(run: Path, capsys: pytest.CaptureFixtu
     words = [*command(run), "--find-lr", "--find-lr-steps", "3"]
     assert main(words) == 0
     first = capsys.readouterr().out
+    assert first.startswith("trying up to 11 learning rates, 3 steps each\nlearning rate 0.00125  ")
     assert "Suggested: --lr" in first
     assert "last 2 of 3 steps" in first
     assert "0.00125" in first  # 1/32 of 0.02 x 2

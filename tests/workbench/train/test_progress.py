@@ -65,7 +65,7 @@ def test_an_error_is_one_line(run: Path) -> None:
     child.close()
     assert child.exitstatus == 1
     lines = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", screen).strip().splitlines()
-    assert lines == ["error: camvid needs the folder of the dataset: set --data-root"]
+    assert lines == ["error: --data camvid needs --data-root, the folder of the dataset"]
 
 
 def test_time_left_includes_evaluations(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def open_source(
     if name == "streets":
         return open_streets(split, limit)  # generated on demand, so any limit is possible
     if root is None:
-        raise ValueError(f"{name} needs the folder of the dataset: set --data-root")
+        raise ValueError(f"--data {name} needs --data-root, the folder of the dataset")
     if name == "nnunet":
         raise ValueError(
             f"nnunet has volumes, so its split {split!r} cannot be opened as images: expected "

@@ -199,8 +199,8 @@ def to_eight_bit(
     found = array.shape[2]
     raise DataError(
         path,
-        f"{found} channel{'s' * (found > 1)}, expected {channels}: pass --channels {found} if all "
-        "images have as many, or convert this one",
+        f"{found} channel{'s' * (found > 1)}, expected {channels}: convert this image, or train "
+        f"with --channels {found} if all images have as many",
     )
 
 

@@ -172,15 +172,31 @@ def _palette_of(mask: Path, ids: Sequence[int]) -> Palette | None:
 
 def describe_values(found: Survey, classes: ClassFile) -> dict[str, str]:
     """Return a comment per class: its share of pixels and its number of masks."""
-    total = max(1, sum(found.pixels.values()))
-    count = sum(1 for _ in found.all_files)
     notes = {}
     for number, name in enumerate(classes.names):
         color = np.array(classes.colors[number], np.uint8)
         value = classes.ids[number] if classes.has_ids else int(pack_colors(color))
-        share, masks = found.pixels[value] / total, found.masks[value]
-        notes[name] = f"{share:.2%} of the pixels, in {masks} of {count} masks"
+        notes[name] = describe_value(found, value)
     return notes
+
+
+def describe_value(found: Survey, value: int) -> str:
+    """Return the share of pixels and the number of masks of an id or a packed color."""
+    share = found.pixels[value] / max(1, sum(found.pixels.values()))
+    return f"{share:.2%} of the pixels, in {found.masks[value]} of {len(found.all_files)} masks"
+
+
+def smooth_ids_note(found: Survey) -> str:
+    """Return a note if many ids are rare, as after interpolation."""
+    total = sum(found.pixels.values())
+    rare = sum(count < RARE * total for count in found.pixels.values())
+    if found.has_colors or len(found.pixels) <= MANY_COLORS or 2 * rare < len(found.pixels):
+        return ""
+    return (
+        f"the masks have {len(found.pixels)} values, of which {rare} cover less than {RARE:.1%} of "
+        "the pixels each. If you have fewer classes, the others come from smooth edges: draw masks "
+        "without smoothing, and resize them with nearest-neighbor interpolation"
+    )
 
 
 def suggest_size(sizes: Counter[Size]) -> Size:

@@ -135,7 +135,7 @@ def run_export(command: Export, console: Console) -> int:
     for path in (out, description_path, card_path):
         check_writable(path, inside)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as folder:
-        file = Path(folder) / f"model{target.suffix}"
+        file = Path(folder) / f"{_name(command, config)}{target.suffix}"
         images = RunImages(config, command.data_root)
         with _progress(console) as progress:
             comparison, accuracies = _write(

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-import tyro
+
+try:
+    import tyro
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"{error.name} is not installed; deepcontrol.workbench.train needs the workbench extra. "
+        'In a clone of the repository, run: pip install ".[workbench]"',
+        name=error.name,
+    ) from error
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table

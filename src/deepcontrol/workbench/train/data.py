@@ -69,7 +69,7 @@ def open_split(config: Train, split: str, limit: int | None) -> Source:
 def data_root(config: Train) -> Path:
     """Return the folder of the dataset; raise ValueError if none is given."""
     if config.data_root is None:
-        raise ValueError(f"{config.data} needs the folder of the dataset: set --data-root")
+        raise ValueError(f"--data {config.data} needs --data-root, the folder of the dataset")
     return config.data_root
 
 

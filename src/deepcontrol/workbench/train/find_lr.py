@@ -113,6 +113,7 @@ def find_lr(
     batches: Callable[[], Iterable[Sequence[Tensor]]],
     lrs: Sequence[float],
     after_step: Callable[[], None] = lambda: None,
+    after_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> LRSearch:
     """Train from the same start at several learning rates, and compare the losses.
 
@@ -124,6 +125,7 @@ def find_lr(
         batches: Returns the batches (inputs, *targets) of a trial, the same ones at every call.
         lrs: Learning rates, in any order.
         after_step: Called after every step.
+        after_trial: Called after every trial.
 
     >>> _ = torch.manual_seed(0)
     >>> model = torch.nn.Linear(8, 2)
@@ -149,6 +151,7 @@ def find_lr(
             if not losses:
                 raise ValueError("batches() returned no batches; expected at least one")
             trials.append(Trial(lr, tuple(torch.stack(losses).tolist())))
+            after_trial(trials[-1])
             _restart(step, start)
             if trials[-1].loss > trials[0].loss or not trials[-1].is_finite:
                 break
@@ -245,7 +248,13 @@ def _search(config: Train, steps: int, device: torch.device, console: Console) -
         lrs = [config.learning_rate * factor for factor in FACTORS]
         done = itertools.count(1)
         display.start_bar("learning rates", steps * len(lrs))
-        return find_lr(step, batches, lrs, lambda: display.advance(next(done)))
+        display.log(f"trying up to {len(lrs)} learning rates, {steps} steps each")
+
+        def show(trial: Trial) -> None:
+            loss = f"loss {trial.loss:.4f}" if trial.is_finite else "diverged"
+            display.log(f"learning rate {trial.lr:.3g}  {loss}")
+
+        return find_lr(step, batches, lrs, lambda: display.advance(next(done)), show)
 
 
 def _print_search(search: LRSearch, steps: int, console: Console) -> None:

@@ -163,6 +163,8 @@ def open_run(
         if position is not None and (note := changed_threads(config.out, group.device)):
             display.log(note)
         derived = derived_values(config, model, train, val, data)
+        if position is not None and (note := keep_classes(derived, load_config(config.out)[1])):
+            display.log(note)
         save_config(config, derived | derived_from_source(sources.train), about(machine))
         kept = (config.out / CONFIG).read_bytes()
         events = _continue_records(config.out, -1 if position is None else position.epoch, display)
@@ -372,6 +374,23 @@ def derived_values(
         "val_images": len(val.dataset),
         "fingerprints": data,
     }
+
+
+def keep_classes(derived: dict[str, Any], before: Mapping[str, Any]) -> str:
+    """Keep the names and colors of a resumed run's classes; return a note.
+
+    Its checkpoints have them too. The labels are the same: `check_same_data` compares them.
+    """
+    renamed = [
+        key for key in ("classes", "colors") if before.get(key, derived[key]) != derived[key]
+    ]
+    derived |= {key: before[key] for key in renamed}
+    if not renamed:
+        return ""
+    return (
+        f"the data have other {' and '.join(renamed)} now; this run keeps its own. For new ones, "
+        "train with a new --out"
+    )
 
 
 def derived_from_source(source: Source | DatasetSplit) -> dict[str, Any]:
