@@ -156,7 +156,10 @@ def _widen(limits: tuple[float, float], start: float) -> tuple[float, float]:
 
 
 def start_of(lam: Track) -> float:
-    """Return the initial lambda of most layers: that of epoch 0, or 1 without a record of it."""
+    """Return the initial lambda of most layers.
+
+    It is that of epoch 0, or 1 without a record of it.
+    """
     first = lam.mean[:, 0] if lam.epochs[:1] == [0] else np.empty(0)
     known = np.sort(first[np.isfinite(first)])
     return round(float(known[len(known) // 2]), 3) if known.size else 1.0

@@ -177,7 +177,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 
 
 def lambda_scales(start: float, tracks: Sequence[Track]) -> tuple[Scale, Scale]:
-    """Return the scales of lambda's means and of its distances from the initial value."""
+    """Return the scales of lambda's means and distances from its start."""
     distances = [departure(each, start) for each in tracks]
     return Scale.around(start, [each.mean for each in tracks]), Scale.up_from_0(distances)
 
