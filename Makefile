@@ -1,4 +1,4 @@
-# Start with `make demo` or `make test`. Both create .venv from requirements.lock first.
+# Start with `make demo` or `make test`. Both create .venv from locks/dev.lock first.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -26,10 +26,10 @@ help:
 
 setup: $(READY)
 
-$(READY): requirements.lock requirements-torch.lock pyproject.toml
+$(READY): locks/dev.lock locks/torch.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "deepcontrol needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python dev/lock.py install requirements.lock
+	$(BIN)/python dev/lock.py install locks/dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -66,15 +66,15 @@ test-ray: .ray
 	PYTHONPATH=.ray $(BIN)/python -m pytest -q tests/workbench/study/test_ray.py
 
 # Ray is large and optional. It goes into a folder of its own, so that .venv stays as pinned.
-.ray: $(READY) requirements-ray.lock
+.ray: $(READY) locks/ray.lock
 	rm -rf $@.new
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $@.new -r requirements-ray.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $@.new -r locks/ray.lock
 	rm -rf $@ && mv $@.new $@
 
 # The other libraries have an environment of their own.
-$(ZOO_READY): requirements-zoo.lock requirements-torch.lock
+$(ZOO_READY): locks/zoo.lock locks/torch.lock
 	$(PYTHON) -m venv .venv-zoo
-	$(ZOO)/python dev/lock.py install requirements-zoo.lock
+	$(ZOO)/python dev/lock.py install locks/zoo.lock
 	touch $@
 
 # Deprecation warnings between these libraries are ignored; all other warnings are errors.
@@ -88,9 +88,9 @@ zoo: $(ZOO_READY) .zoo-more
 
 # More libraries for the table, without those that they require for other things than their models. The tests do
 # not need them.
-.zoo-more: $(ZOO_READY) requirements-zoo-more.lock
+.zoo-more: $(ZOO_READY) locks/zoo-more.lock
 	rm -rf $@.new
-	$(ZOO)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $@.new -r requirements-zoo-more.lock
+	$(ZOO)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --target $@.new -r locks/zoo-more.lock
 	rm -rf $@ && mv $@.new $@
 
 bench: $(READY)
@@ -107,25 +107,25 @@ readme: $(READY)
 docs: .venv-docs/.ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
 
-.venv-docs/.ready: requirements-docs.lock
+.venv-docs/.ready: locks/docs.lock
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python dev/lock.py install requirements-docs.lock
+	.venv-docs/bin/python dev/lock.py install locks/docs.lock
 	touch $@
 
 # A report: packages with known vulnerabilities make it fail, a missing database does not.
 audit: .venv-audit/.ready
-	.venv-audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off $(foreach lock,$(wildcard requirements*.lock),-r $(lock))
+	.venv-audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off $(foreach lock,$(wildcard locks/*.lock),-r $(lock))
 
-.venv-audit/.ready: requirements-audit.lock
+.venv-audit/.ready: locks/audit.lock
 	$(PYTHON) -m venv .venv-audit
-	.venv-audit/bin/python dev/lock.py install requirements-audit.lock
+	.venv-audit/bin/python dev/lock.py install locks/audit.lock
 	touch $@
 
 # Pin the installed packages of all environments, with hashes. Takes some minutes, and needs a network.
 lock: $(READY) $(ZOO_READY) .venv-docs/.ready .venv-audit/.ready .ray .zoo-more
-	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | $(BIN)/python dev/lock.py write requirements.lock
-	$(ZOO)/python -m pip freeze --all --exclude pip | $(BIN)/python dev/lock.py write requirements-zoo.lock
-	.venv-docs/bin/python -m pip freeze --all --exclude pip --exclude setuptools | $(BIN)/python dev/lock.py write requirements-docs.lock
-	.venv-audit/bin/python -m pip freeze --all --exclude pip --exclude setuptools | $(BIN)/python dev/lock.py write requirements-audit.lock
-	$(BIN)/python -m pip freeze --path .ray | $(BIN)/python dev/lock.py write requirements-ray.lock
-	$(BIN)/python -m pip freeze --path .zoo-more | $(BIN)/python dev/lock.py write requirements-zoo-more.lock
+	$(BIN)/python -m pip freeze --all --exclude pip --exclude-editable | $(BIN)/python dev/lock.py write locks/dev.lock
+	$(ZOO)/python -m pip freeze --all --exclude pip | $(BIN)/python dev/lock.py write locks/zoo.lock
+	.venv-docs/bin/python -m pip freeze --all --exclude pip --exclude setuptools | $(BIN)/python dev/lock.py write locks/docs.lock
+	.venv-audit/bin/python -m pip freeze --all --exclude pip --exclude setuptools | $(BIN)/python dev/lock.py write locks/audit.lock
+	$(BIN)/python -m pip freeze --path .ray | $(BIN)/python dev/lock.py write locks/ray.lock
+	$(BIN)/python -m pip freeze --path .zoo-more | $(BIN)/python dev/lock.py write locks/zoo-more.lock

@@ -1,12 +1,12 @@
 """Write lock files, and install packages from them.
 
-    pip freeze --all | python dev/lock.py write requirements.lock
-    python dev/lock.py install requirements.lock
+    pip freeze --all | python dev/lock.py write locks/dev.lock
+    python dev/lock.py install locks/dev.lock
 
 A lock file pins each package with the hashes of its wheels for Linux, of all supported versions of
 Python, and pip refuses every file with another hash. torch is the exception: its version has a CPU
 build and CUDA builds, and pip prefers those with a published hash. A lock file therefore
-lists the build of the machine that wrote it, and requirements-torch.lock the published ones.
+lists the build of the machine that wrote it, and torch.lock beside it the published ones.
 `install` finds out which build pip would choose on this machine, and allows that one alone.
 """
 
@@ -24,7 +24,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 GLIBC = ("2_28", "2_27", "2_24", "2_17", "2_12", "2_5")  # manylinux versions, newest first
 HEADER = "# Written by dev/lock.py (see CONTRIBUTING.md).\n"
-TORCH = "requirements-torch.lock"
+TORCH = "torch.lock"  # in the same folder
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 Hashes = Mapping[str, Iterable[str]]  # by pin

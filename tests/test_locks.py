@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LOCKS = sorted(ROOT.glob("requirements*.lock"))
+LOCKS = sorted((ROOT / "locks").glob("*.lock"))
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def lock() -> ModuleType:
 
 
 def test_all_locks_are_found() -> None:
-    names = {path.stem.removeprefix("requirements").removeprefix("-") for path in LOCKS}
-    assert names == {"", "audit", "docs", "ray", "torch", "zoo", "zoo-more"}
+    names = {path.stem for path in LOCKS}
+    assert names == {"audit", "dev", "docs", "ray", "torch", "zoo", "zoo-more"}
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
@@ -45,8 +45,7 @@ def test_environments_that_are_used_together_agree(lock: ModuleType) -> None:
     pins, of_ray, of_zoo, more, torch = (
         dict(pin.split("==") for pin in lock.read_lock(path.read_text().splitlines()))
         for path in (
-            ROOT / f"requirements{name}.lock"
-            for name in ("", "-ray", "-zoo", "-zoo-more", "-torch")
+            ROOT / "locks" / f"{name}.lock" for name in ("dev", "ray", "zoo", "zoo-more", "torch")
         )
     )
     for name in pins.keys() & of_ray.keys():
@@ -80,7 +79,7 @@ def test_torch_is_installed_if_its_build_is_listed(
     """pip is allowed the build that it would choose here; an unknown one is refused."""
     hashes = {"cpu": "a" * 64, "cuda": "b" * 64, "unknown": "c" * 64}
     pins = {"numpy==2": ["d" * 64], "torch==2": [hashes["cpu"]]}
-    (tmp_path / "requirements.lock").write_text(lock.format_lock(pins))
+    (tmp_path / "dev.lock").write_text(lock.format_lock(pins))
     (tmp_path / lock.TORCH).write_text(lock.format_lock({"torch==2": [hashes["cuda"]]}))
     calls: list[list[str]] = []
 
@@ -100,8 +99,8 @@ def test_torch_is_installed_if_its_build_is_listed(
     monkeypatch.setattr(subprocess, "run", run)
     if build == "unknown":
         with pytest.raises(SystemExit, match=f"{hashes[build]}, which neither"):
-            lock.install(tmp_path / "requirements.lock")
+            lock.install(tmp_path / "dev.lock")
         assert not calls
     else:
-        lock.install(tmp_path / "requirements.lock")
+        lock.install(tmp_path / "dev.lock")
         assert len(calls) == 1

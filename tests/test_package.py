@@ -81,7 +81,7 @@ def test_source_distribution_is_complete(dist: Path) -> None:
         "SECURITY.md",
         "Makefile",
         "pyproject.toml",
-        "requirements.lock",
+        "locks/dev.lock",
         "docs/overview.png",
         "benchmarks/results/bench-cuda.csv",
         "results/camvid/study.json",

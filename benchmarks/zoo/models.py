@@ -49,7 +49,7 @@ def call(path: str, *args: Any, **options: Any) -> Any:
     return getattr(import_module(module), name)(*args, **options)
 
 
-# Libraries of requirements-zoo.lock
+# Libraries of locks/zoo.lock
 
 
 def timm(name: str, sample: Sample = (3, 64, 64)) -> Entry:
@@ -125,7 +125,7 @@ def transformers(name: str, config: str, sample: Sample = (3, 64, 64), **options
     return Entry("transformers", name, build, sample)
 
 
-# Libraries of requirements-zoo-more.lock
+# Libraries of locks/zoo-more.lock
 
 
 def pytorchcv(name: str, sample: Sample = (3, 224, 224)) -> Entry:

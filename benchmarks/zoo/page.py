@@ -59,8 +59,8 @@ modes | {verified} of {models} |
 
 Measured {dates} with {packages}; torch {torch}, Python {python}, {hardware}.
 
-`make zoo` installs these libraries: those of `requirements-zoo.lock`, which the tests use too, and
-those of `requirements-zoo-more.lock` into a folder of their own. A library that is not installed is
+`make zoo` installs these libraries: those of `locks/zoo.lock`, which the tests use too, and
+those of `locks/zoo-more.lock` into a folder of their own. A library that is not installed is
 left out; its rows in the CSV stay. `--only ultralytics --fresh` measures some models again.
 
 ## Structures that mislead a converter

@@ -14,7 +14,7 @@ from deepcontrol.workbench.bench.results import read_rows
 
 ROWS = {f"{row['library']}/{row['model']}": row for row in read_rows(TABLE)}
 BY_KEY = {entry.key: entry for entry in ZOO}
-# The libraries of requirements-zoo.lock.
+# The libraries of locks/zoo.lock.
 LOCKED = {
     "timm",
     "torchvision",
