@@ -20,8 +20,6 @@ from deepcontrol.workbench.study.proposals import (
     PROPOSAL_PANELS,
     RECIPE_CLAIMS,
     RECIPE_PANELS,
-    SMALL_CLAIMS,
-    SMALL_PANELS,
     STANDARDIZED,
     STANDARDIZED_BN,
     best_bn,
@@ -190,7 +188,6 @@ def test_names_and_labels_of_arms_are_unique(claims: tuple[Claim, ...]) -> None:
 def test_claims_train_every_line_of_the_panels() -> None:
     for claims, panels in (
         (PROPOSAL_CLAIMS, PROPOSAL_PANELS),
-        (SMALL_CLAIMS, SMALL_PANELS),
         (RECIPE_CLAIMS, RECIPE_PANELS),
     ):
         trained = {arm for claim in claims for arm in claim.arms}
@@ -203,7 +200,7 @@ def test_momentum_has_the_step_length_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "runs"), [("proposals", 78), ("proposals-small", 57), ("segmentation-recipe", 19)]
+    ("name", "runs"), [("proposals", 78), ("proposals-small", 78), ("segmentation-recipe", 19)]
 )
 def test_plan_follows_the_claims(name: Any, runs: int, tmp_path: Path) -> None:
     """An interrupted study has the runs of the first claims, and all seeds of these."""

@@ -135,7 +135,7 @@ def _range_sentence(errors: FinalErrors) -> str:
 def _training_text(study: Study) -> str:
     """Return "SegNet on CamVid, 150 epochs"."""
     p = study.protocol
-    width = f" at {100 * p.width:.0f}% of its width" if p.width != 1 else ""
+    width = f" at {100 * p.width:g}% of its width" if p.width != 1 else ""
     data = DATA_NAMES.get(p.data, p.data)
     images = f"{p.train_limit} images of {data}" if p.train_limit else data
     if p.train_limit and p.data == "streets":

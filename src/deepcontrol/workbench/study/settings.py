@@ -31,8 +31,6 @@ from .proposals import (
     PROPOSAL_PANELS,
     RECIPE_CLAIMS,
     RECIPE_PANELS,
-    SMALL_CLAIMS,
-    SMALL_PANELS,
 )
 
 Name = Literal[
@@ -261,9 +259,6 @@ PRESETS: dict[Name, Preset] = {
         # At the paper's learning rates a network of this size learns slowly.
         lr_scale=2.0,
         epochs=20,
-        claims=tuple(claim.id for claim in SMALL_CLAIMS),
-        catalog=SMALL_CLAIMS,
-        panels=SMALL_PANELS,
         note="A protocol for a CPU: SegNet at an eighth of its width, images of 64x96, 20 epochs, "
         "a cosine schedule, twice the paper's learning rates. It says how the mechanisms act in a "
         "small network that is not trained to the end.",
@@ -314,9 +309,8 @@ class Reproduce:
     paper's protocol on real images. The paper used cityscapes. cifar-batch, cifar-depth: error of
     ResNets on CIFAR-10 by batch size and by depth. cifar-long: ResNet-20 after 200 epochs.
     fashion-mlp: a fully connected network on Fashion-MNIST. proposals: noise, GEMS, backgrounds,
-    momentum and lambda in short runs on CamVid. proposals-small: the same without lambda, in a
-    network that a CPU trains. segmentation-recipe: `train --recipe best` with AGC and BatchNorm on
-    CamVid."""
+    momentum and lambda in short runs on CamVid. proposals-small: the same in a network that a CPU
+    trains. segmentation-recipe: `train --recipe best` with AGC and BatchNorm on CamVid."""
     only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="CLAIM...")] = ()
     """Train only the runs that these claims need, for example fig1a,fig1b. Default: all claims of
     the preset. Claims already in the study folder are judged as well. --dry-run lists the ids."""
