@@ -265,7 +265,7 @@ def prefetch(make: Callable[[Job], Result], jobs: Iterable[Job], workers: int) -
 
 
 CHUNK_IMAGES = 1024
-CHUNK_VALUES = 2**25  # at most, unless a batch has more: 128 MiB in fp32
+CHUNK_VALUES = 2**25  # largest chunk, unless a batch has more: 128 MiB in fp32
 _TOP, _LEFT, _FLIP = 1, 2, 3  # streams of random numbers
 
 

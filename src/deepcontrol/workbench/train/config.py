@@ -33,7 +33,7 @@ from ..optim import (
 )
 from ..terminal import Size, TrainingSize
 
-EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
+EVAL_PIXELS = 2**18  # pixels per evaluation batch in classification: 256 images of 32x32
 
 Augmentation = Literal["none", "flip", "crop+flip", "strong"]
 GEMS_CAP = 16.0

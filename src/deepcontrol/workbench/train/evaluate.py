@@ -277,7 +277,7 @@ class MovingAverage:
 
     Args:
         model: The model that is trained.
-        optimizer: Its optimizer.
+        optimizer: Optimizer of the model.
         decay: Decay per step, such as 0.999.
     """
 

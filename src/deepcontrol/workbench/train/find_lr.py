@@ -43,7 +43,7 @@ class Trial:
     """A short training at one learning rate."""
 
     lr: float
-    losses: tuple[float, ...]  # of each step
+    losses: tuple[float, ...]  # one per step
 
     @property
     def is_finite(self) -> bool:
@@ -184,7 +184,7 @@ def run_find_lr(config: Train, steps: int, console: Console) -> int:
     Args:
         config: Configuration of the run. The learning rates are around its own.
         steps: Steps at each learning rate.
-        console: For table and progress.
+        console: Console for table and progress.
     """
     if steps < 2:
         raise ValueError(f"--find-lr-steps must be at least 2, got {steps}")

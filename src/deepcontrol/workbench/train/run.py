@@ -110,7 +110,7 @@ class TrainingRun:
     layer_stats: LayerStats
     events: Events | None  # only in the main process
     lock: RunLock | None = None  # only in the main process
-    average: MovingAverage | None = None  # of the weights
+    average: MovingAverage | None = None  # moving average of the weights
     val_source: Source | DatasetSplit | None = None
 
     def __post_init__(self) -> None:

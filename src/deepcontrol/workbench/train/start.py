@@ -109,7 +109,7 @@ def open_run(
     Args:
         config: Configuration of the run.
         group: The processes that train.
-        display: For messages.
+        display: Display for messages.
         interrupts: Signals that stop the decoding of images.
         held: The folder's lock, in the main process. It is checked at every save.
         sources: The data. By default those that the configuration names.

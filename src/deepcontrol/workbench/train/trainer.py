@@ -107,7 +107,7 @@ class Trainer:
         SIGINT (Ctrl-C) and SIGTERM save a checkpoint after the current step.
 
         Args:
-            console: For progress. By default the terminal.
+            console: Console for progress. Default: the terminal.
 
         Returns:
             The records of metrics.jsonl, one per epoch. Epoch 0 is before training.
@@ -164,7 +164,7 @@ def evaluate_checkpoint(
         source: Samples to evaluate.
         checkpoint: Name of the checkpoint.
         device: Device to evaluate on. The network stays there.
-        console: For progress.
+        console: Console for progress.
         batch_size: Samples per batch. By default the evaluation batch size of the run.
     """
     load_weights(model, load_of_run(config.out, checkpoint).model)
