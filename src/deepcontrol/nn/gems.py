@@ -96,9 +96,9 @@ class GEMS:
             missing = [name for name in PARAMETERS if name not in layer._parameters]
             if missing:
                 raise ValueError(
-                    f"{missing[0]} of {layer} is not a parameter of its own, so the gradient of a "
-                    "filter cannot be scaled: remove the parametrization (weight_norm=True of the "
-                    "layer is none)"
+                    f"{missing[0]} of {layer} is computed by a parametrization, so the gradient of "
+                    "a filter cannot be scaled: remove the parametrization (the layer's own "
+                    "weight_norm=True is supported)"
                 )
         self.optimizer, self.cap, self.control = optimizer, cap, control
         self._group = getattr(model, "process_group", None)  # set by DistributedDataParallel

@@ -316,8 +316,8 @@ class CropFlip:
 class ClassificationBatches(Batches):
     """Batches of images with one class each.
 
-    Labels are (N,) int64, NO_CLASS to ignore a sample. In all other respects batches are as those
-    of `Batches`: batch k of an epoch is always the same, whatever the device, the number of workers
+    Labels are (N,) int64, NO_CLASS to ignore a sample. Otherwise batches are like those of
+    `Batches`: batch k of an epoch is always the same, whatever the device, the number of workers
     and the size of the chunks.
 
     Args:

@@ -151,7 +151,7 @@ class TrainingRun:
     def draws_after(self, epoch: int) -> bool:
         """Return whether pictures are drawn after an epoch.
 
-        The last one is drawn with others.
+        With any --sample-epochs, also after the last epoch.
         """
         drawn = self.config.sample_epochs
         return epoch in drawn or (bool(drawn) and epoch == self.config.epochs)

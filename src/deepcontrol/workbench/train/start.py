@@ -51,9 +51,9 @@ from .snapshot import Position, restore
 def claim_folder(config: Train) -> Iterator[RunLock]:
     """Lock a run folder, and write config.json first if the folder holds no run.
 
-    A run that is killed while it decodes its data can so be resumed without flags. If this process
-    fails before the run is set up, it removes both files and a folder of its own: the next start
-    may have other settings.
+    So a run that is killed while it decodes its data can be resumed without flags. If this process
+    fails before the run is set up, it removes both files, and the folder if it created it, so that
+    the next start may have other settings.
 
     Raises:
         RunInUseError: Another process trains in the folder.

@@ -1,6 +1,6 @@
 """Train your own network on torch Datasets from Python.
 
-The runs are those of `deepcontrol train`.
+A run has the same folder and records as with `deepcontrol train`.
 """
 
 import signal
@@ -41,11 +41,11 @@ class Trainer:
     """Train a network on torch Datasets, in a run folder like `deepcontrol train`'s.
 
     The run folder can be resumed, and `deepcontrol report` draws it. A dataset returns pairs
-    (image, label): see `deepcontrol.workbench.data.dataset`. The loss, the optimizer and all else
-    are those of the settings.
+    (image, label): see `deepcontrol.workbench.data.dataset`. The settings determine loss, optimizer
+    and everything else.
 
     Args:
-        config: Settings. `Train(out="runs/x")` has the paper's.
+        config: Settings. `Train(out="runs/x")` has the paper's settings.
         model: The network, which is trained in place. It returns logits (N, classes) or
             (N, classes, H, W), or a dict or tuple of them as the networks of torchvision do. By
             default it is built by the settings.
