@@ -1,6 +1,6 @@
 """Find and select a model's norms, and check that they can be converted.
 
-The passes of the conversion know BatchNorms only. An InstanceNorm, a GroupNorm or a frozen
+The passes of the conversion handle BatchNorms only. An InstanceNorm, a GroupNorm or a frozen
 BatchNorm is planned and verified as a BatchNorm in its place (`stand_ins`): the dataflow around it
 is the same. Stand-ins that are not converted are replaced by their norms again.
 """
