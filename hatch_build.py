@@ -1,6 +1,6 @@
-"""Build hook: the README without its picture, as the package's description.
+"""Build hook: the README without its picture and links to files, as the package's description.
 
-The picture is a file of the repository. Its relative path would lead nowhere on a package index.
+They lead to files of the repository, which a package index does not have.
 """
 
 import re
@@ -10,8 +10,14 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
-class ReadmeWithoutPicture(MetadataHookInterface):
+class ReadmeForPackageIndex(MetadataHookInterface):
     def update(self, metadata: dict[str, Any]) -> None:
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
         text = re.sub(r"!\[[^\]]*\]\([^)]*\)\n+", "", text)
+        text = re.sub(r"\[([^\]]*)\]\((?!https:|#)([^)]*)\)", _with_path, text)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
+def _with_path(link: re.Match[str]) -> str:
+    text, path = link.groups()
+    return text if text == path else f"{text} (`{path}`)"

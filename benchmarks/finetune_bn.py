@@ -6,7 +6,7 @@ Classification, a ResNet-56 of CIFAR-10:
         --train-limit 40000 --batch-size 128 --lr 0.1 --schedule cosine --weight-decay 5e-4 \
         --epochs 30 --out runs/bn56
     python benchmarks/finetune_bn.py runs/bn56 --data-root CIFAR10 \
-        --out benchmarks/results/finetune-bn-cuda.csv
+        --out benchmarks/results/finetune-bn-he-cuda.csv
 
 Segmentation, a SegNet of synthetic streets:
 
@@ -22,8 +22,8 @@ The network continues on a few images that it has not seen, in two domains:
     same            CIFAR-10, images per class          other streets
     shifted         the same in shifted colors          CamVid, in the classes of the streets
 
-It is tested on the validation images of the same domain. The learning rate is constant in
-classification and falls as a cosine in segmentation; the loss has no class weights. Contenders:
+It is tested on the validation images of the same domain. The learning rate falls as a cosine
+(--schedule), and the loss has no class weights. Contenders:
 
     bn              BatchNorm in training mode
     bn, frozen      BatchNorm with the statistics of the first training

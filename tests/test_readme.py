@@ -58,10 +58,14 @@ def test_length() -> None:
     assert [line for line in lines if len(line) > 120 and not line.startswith(("|", "!["))] == []
 
 
-def test_no_links_to_files() -> None:
-    """Relative links break where the README is shown without the repository."""
-    links = re.findall(r"(?<!!)\[[^]]*\]\(([^)]*)\)", README)
-    assert all(link.startswith(("https://", "#")) for link in links), links
+def test_links_lead_to_files_and_headings() -> None:
+    links = re.findall(r"\]\((?!https://)([^)#]*)#?([^)]*)\)", README)
+    assert links
+    for path, anchor in links:
+        text = (ROOT / path).read_bytes() if path else README.encode()
+        titles = re.findall(r"(?m)^#+ (.*)$", text.decode(errors="ignore"))
+        headings = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+        assert not anchor or anchor in headings, f"{path}#{anchor}"
 
 
 def test_paths_exist() -> None:

@@ -14,10 +14,10 @@ TRICKY = ROOT / "benchmarks" / "results" / "tricky.csv"
 _PAGE = """\
 # AGC in models of other libraries
 
-`make zoo` converts {models} untrained models of {libraries} libraries by
-`to_agc(model, example=image)`; `python -m benchmarks.zoo --report` writes this page from
-`benchmarks/results/zoo.csv`. For how to convert each library's models, see
-[plugins](plugins/index.md).
+`to_agc(model, example=image)` converts {models} untrained models of {libraries} libraries to AGC
+(automatic gain control) and checks the result. [Other libraries](plugins/index.md) shows how to
+convert each library's models. `make zoo` measures the models;
+`python -m benchmarks.zoo --report` writes this page from `benchmarks/results/zoo.csv`.
 
 | | |
 |---|---|

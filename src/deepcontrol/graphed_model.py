@@ -45,7 +45,7 @@ class GraphedModel:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         # The autograd node of the last replayed forward, until its backward runs.
         self._pending: weakref.ref[Any] | None = None
-        self._safe_addresses: set[int] = set()  # of gradients outside of the graphs' memory
+        self._safe_addresses: set[int] = set()  # gradients outside of the graphs' memory
         if self._obstacle is None:
             self._replay = _capture(model, inputs, autocast)
 
@@ -79,7 +79,7 @@ class GraphedModel:
 
     def _before_backward(self, gradients: tuple[Tensor | None, ...]) -> None:
         self._pending = None
-        self._keep_gradients()  # of a backward between this forward and its backward
+        self._keep_gradients()  # another backward may have run since the forward
 
     def _keep_gradients(self) -> None:
         """Move gradients that a replay could overwrite to memory of their own."""

@@ -352,7 +352,7 @@ class Conversion:
     def set_consumers(self) -> None:
         """Set consumer_ratio of each neuron that has a single neuron as its consumer."""
         neurons: dict[nn.Module, _AGCConv] = {m: m for m in self.names if isinstance(m, _AGCConv)}
-        last = dict(neurons)  # by the module that returned the output
+        last = dict(neurons)  # module: the neuron that computes its output
         for norm, layer in self.layers.items():
             match = self.sites[norm].match
             if isinstance(layer, _AGCConv) and not isinstance(match, str):

@@ -1,6 +1,6 @@
 """Find and select a model's norms, and check that they can be converted.
 
-The passes of the conversion know BatchNorms only. An InstanceNorm, a GroupNorm or a frozen
+The passes of the conversion handle BatchNorms only. An InstanceNorm, a GroupNorm or a frozen
 BatchNorm is planned and verified as a BatchNorm in its place (`stand_ins`): the dataflow around it
 is the same. Stand-ins that are not converted are replaced by their norms again.
 """
@@ -386,11 +386,11 @@ def _stand_in(norm: Any, layers: list[nn.Module], like: Tensor) -> nn.Module:
     features = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
     new = _stand_in_class(base)(features, eps=norm.eps, affine=False)
     new = new.to(own.device, own.dtype if own.is_floating_point() else None).train(norm.training)
-    # Code may read these. They differ from AGC's, so the verification finds it.
+    # The model's code may read these. AGC has other values, so the verification detects it.
     for name in ("affine", "num_groups", "num_channels"):
         if hasattr(norm, name):
             setattr(new, name, getattr(norm, name))
-    # Those of a parametrized or pruned norm are computed, and no parameters.
+    # A parametrized or pruned norm computes these; they are not parameters.
     for name in ("weight", "bias"):
         value = getattr(norm, name)
         if isinstance(value, nn.Parameter) or value is None:

@@ -25,7 +25,7 @@ from .start import AGCParameters
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-HE_NORM = math.sqrt(2.0)  # of a filter before a ReLU, as it is initialized
+HE_NORM = math.sqrt(2.0)  # expected norm of a filter before a ReLU under He initialization
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Site:
     Attributes:
         name: Name of the BatchNorm.
         norm: The BatchNorm.
-        match: Its convolution and activation, or why they cannot fuse.
+        match: Convolution and activation of the BatchNorm, or why they cannot fuse.
         trailing: Layers inside of the BatchNorm that follow the normalization.
         source: The layer before it whose filters can be scaled, or None.
         dims: Spatial dimensions of its maps.

@@ -261,7 +261,7 @@ def disable_fusers(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
 
     Args:
         model: The converted model.
-        layers: Its AGC layers.
+        layers: AGC layers of the model.
 
     Returns:
         The names of the methods.

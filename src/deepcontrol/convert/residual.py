@@ -43,7 +43,7 @@ _NOT_MAPS = (
     *("size", "dim", "numel", "new_empty", "new_zeros", "new_ones", "new_full"),
     *("empty_like", "zeros_like", "ones_like", "rand_like", "randn_like"),
 )
-_SHAPED_LIKE = ("view_as", "reshape_as", "expand_as", "type_as")  # of the second operand
+_SHAPED_LIKE = ("view_as", "reshape_as", "expand_as", "type_as")  # like the second operand
 _ATTRIBUTES = ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")
 
 

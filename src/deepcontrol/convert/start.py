@@ -250,7 +250,7 @@ def constant_features(
 
     Args:
         copied: A converted copy of the model.
-        layers: Its AGC layer or AGCConv for each BatchNorm.
+        layers: AGC layer or AGCConv of each BatchNorm.
         lambdas: The initial lambda of each BatchNorm.
         example: An input of the model.
 
@@ -271,7 +271,7 @@ def constant_features(
         if not value.samples.any():
             continue  # closed ReLUs
         for i in value.sources:
-            # A source that is constant already has been counted where it became so.
+            # A constant source was counted already, at the layer that made it constant.
             varies = changes[i] > 1e-6 * float(first[i].samples.abs().max())
             if varies and value.elements < first[i].elements and change <= _CONSTANT * changes[i]:
                 found |= first[i].origins

@@ -26,7 +26,7 @@ from .replace import disable_fusers, replace_modules
 from .start import correct_scales_
 from .verify import example_outputs, relative_difference, saved_for_backward
 
-_MAX_DIFFERENCE = 0.05  # of the outputs with init="bn"; rounding in deep networks reaches 0.003
+_MAX_DIFFERENCE = 0.05  # of outputs with init="bn"; rounding in deep networks reaches 0.003
 
 Init = Literal["scratch", "paper", "bn", "centered"]
 

@@ -38,7 +38,7 @@ from .plan import Level, Site, build, he_scale, scale_filters_
 from .replace import replace_modules
 from .start import Lambdas, batchnorm_parameters
 
-_TOLERANCE = 1e-2  # in the dtype of the model; a wrong plan is off by far more
+_TOLERANCE = 1e-2  # relative, in the dtype of the model; a wrong plan is off by far more
 _TOLERANCE_FP64 = 1e-7  # decides if the first is exceeded: deep networks amplify rounding
 _SEED = 0
 

@@ -32,7 +32,7 @@ from .noise import HasNoise, deep_noise
 from .padding import FlexiblePadding, split_padding
 from .shared_means import SharedMeans
 
-STANDARDIZED_START = 0.5  # of lambda with weight standardization
+STANDARDIZED_START = 0.5  # initial lambda with weight standardization
 _PARAMETERS = ("weight", "gain", "bias", "mean_scale")
 # The attributes that a plan depends on.
 _SETTINGS = (
@@ -87,7 +87,7 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
                 "replaces the bias of the normalization layer. Leave out bias=False; to keep beta "
                 "at 0, freeze it with layer.bias.requires_grad_(False)."
             )
-        # Before torch's constructor, which resets the parameters.
+        # Set before torch's constructor, which resets the parameters.
         self.activation = activation_name(activation)
         self.weight_norm = weight_norm
         self.weight_standardization = weight_standardization
@@ -107,7 +107,7 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
         self.gain = nn.Parameter(torch.ones(out_channels, device=device, dtype=dtype))
         start = torch.full((out_channels,), self.start_mean_scale, device=device, dtype=dtype)
         self.mean_scale = nn.Parameter(start)
-        # Last, because a background may be a module, with parameters after those of the neuron.
+        # Set last: a background may be a module, and its parameters follow those of the neuron.
         self.background = check_background(background)
         self.noise = noise
 
@@ -152,7 +152,7 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
         )  # fmt: skip
         plan = replay_of(key, lambda: self._plan(x, weight, gain))
         if plan.dtype != x.dtype:
-            x = x.to(plan.dtype)  # before autograd saves it: the copy saved is the small one
+            x = x.to(plan.dtype)  # before autograd saves x, so that it saves the smaller copy
         if plan.pad is not None:
             # CPU autocast pads with "reflect" and "replicate" in fp32.
             x = nn.functional.pad(x, *plan.pad).to(plan.dtype)
@@ -202,7 +202,7 @@ class _AGCConv(FxLeaf, HasNoise, BatchNormFusionGuard, LoadHint, FlexiblePadding
         map_sums: Tensor | None,
     ) -> None:
         """Hand over the launches to the compiled helper once they are recorded."""
-        # Noise depends on the mode, which the helper does not look at.
+        # Noise depends on the mode, which the helper does not check.
         if self.is_noisy or plan.pad is not None or plan.single_position or not plan.scale.recorded:
             return
         geometry = plan.geometry

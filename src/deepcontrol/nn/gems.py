@@ -52,7 +52,7 @@ class GEMS:
 
     Args:
         model: A model with AGC layers, on its final device; may be DistributedDataParallel.
-        optimizer: Its optimizer.
+        optimizer: Optimizer of the model's parameters.
         cap: Largest factor.
         control: The control experiment: instead of each filter, scale the whole gradient by one
             factor, so that its norm is the one that GEMS would give.
@@ -96,12 +96,12 @@ class GEMS:
             missing = [name for name in PARAMETERS if name not in layer._parameters]
             if missing:
                 raise ValueError(
-                    f"{missing[0]} of {layer} is not a parameter of its own, so the gradient of a "
-                    "filter cannot be scaled: remove the parametrization (weight_norm=True of the "
-                    "layer is none)"
+                    f"{missing[0]} of {layer} is computed by a parametrization, so the gradient of "
+                    "a filter cannot be scaled: remove the parametrization (the layer's own "
+                    "weight_norm=True is supported)"
                 )
         self.optimizer, self.cap, self.control = optimizer, cap, control
-        self._group = getattr(model, "process_group", None)  # of DistributedDataParallel
+        self._group = getattr(model, "process_group", None)  # set by DistributedDataParallel
         sizes = [layer.bias.shape[0] for layer in self.layers]
         # Open points and all points of each filter, in one buffer that a CUDA graph can refer to.
         # In fp64, which counts exactly and divides without rounding twice.

@@ -84,7 +84,7 @@ class LoadHint:
         error_msgs: list[str],
     ) -> None:
         if prefix + "weight" in state_dict and prefix + "gain" not in state_dict:
-            # Not an error of its own: load_state_dict(strict=False) may mean it.
+            # Not an error: load_state_dict(strict=False) may be intended.
             warnings.warn(_LOAD_HINT, stacklevel=2)
         super()._load_from_state_dict(  # type: ignore[misc]
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs

@@ -17,8 +17,8 @@ def saved_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 
     Args:
         model: The model to run.
-        *inputs: Its inputs.
-        **keywords: Its keyword arguments.
+        *inputs: Inputs of the model.
+        **keywords: Keyword arguments of the model.
 
     Returns:
         The number of bytes.
@@ -43,7 +43,7 @@ def saved_bytes_by_layer(
         model: The model to run.
         layers: Layers of the model.
         *inputs: Inputs of the model.
-        **keywords: Its keyword arguments.
+        **keywords: Keyword arguments of the model.
 
     Returns:
         The bytes of the model as in saved_bytes, and the bytes of each layer.

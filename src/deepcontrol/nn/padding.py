@@ -56,7 +56,7 @@ def split_padding(
     The convolution itself pads with zeros, by the same number on both sides.
 
     Args:
-        sizes: Of the maps that are padded.
+        sizes: Spatial sizes of the maps to pad.
     """
     both_sides = conv._reversed_padding_repeated_twice
     mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode

@@ -29,10 +29,10 @@ class AGCConvGRUCell2d(nn.Module):
     Args:
         in_channels: Channels of x.
         hidden_channels: Channels of the state h.
-        kernel_size: Of the gate convolutions, a number or (height, width).
-        dilation: Of the gate convolutions.
+        kernel_size: Kernel size of the gate convolutions, a number or (height, width).
+        dilation: Dilation of the gate convolutions.
         weight_norm, background, noise: As in AGCConv2d, for every gate.
-        device, dtype: Of the parameters.
+        device, dtype: Device and dtype of the parameters.
 
     Shape:
         x (N, in_channels, H, W), h (N, hidden_channels, H, W) or None for zeros
@@ -111,13 +111,13 @@ class AGCConvGRU2d(nn.Module):
     """A convolutional GRU with an AGC per gate, over sequences of any length.
 
     It applies one AGCConvGRUCell2d, with the same parameters, to every step of a sequence. To
-    truncate backpropagation, call it on a part of the sequence after the other and pass
+    truncate backpropagation, call it on one part of the sequence after another and pass
     `state.detach()` on.
 
     Args:
         in_channels: Channels of the input.
         hidden_channels: Channels of the state and the outputs.
-        kernel_size: Of the gate convolutions.
+        kernel_size: Kernel size of the gate convolutions.
         batch_first: Sequences are (N, T, C, H, W) instead of (T, N, C, H, W), as in nn.GRU.
         **options: dilation, weight_norm, background, noise, device and dtype of AGCConvGRUCell2d.
 

@@ -48,7 +48,7 @@ from .dispatch import (
 from .layout import map_strides
 from .reference import FilterNorm, swap_channels
 
-MIN_ELEMENTS = 24 << 20  # of a convolution's output: a smaller one is read from the L2 cache
+MIN_ELEMENTS = 24 << 20  # a smaller output of a convolution is read from the L2 cache
 HALF_TYPES = (torch.bfloat16, torch.float16)  # a TF32 convolution rounds x internally
 
 _stored: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # tensor -> (version, map sums)
@@ -140,7 +140,7 @@ def cast_input(
     _check(x, weight, channels, autocast)
     if gain.shape != (filters,):
         raise ValueError(f"gain has shape {tuple(gain.shape)}, but there are {filters} filters")
-    # Cast before autograd saves x, as torch's convolutions do: the copy saved is the small one.
+    # Cast before autograd saves x, as torch's convolutions do, so that it saves the smaller copy.
     return x if autocast is None else x.to(autocast)
 
 
@@ -150,7 +150,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     Like torch, it does not cast doubles.
     """
     device = "cuda" if x.is_cuda else x.device.type  # the name of a device takes a microsecond
-    if device == "meta" or not torch.is_autocast_enabled(device):  # which raises for meta
+    if device == "meta" or not torch.is_autocast_enabled(device):  # raises for meta
         return None
     return torch.get_autocast_dtype(device) if x.dtype != torch.float64 else x.dtype
 
@@ -290,8 +290,8 @@ def saves_scaled(elements: int, dtype: torch.dtype, weight: Tensor) -> bool:
     size 1 the weights are larger than the maps, and V would take most of the memory.
 
     Args:
-        elements: Of the input of the convolution.
-        dtype: Of the convolution.
+        elements: Number of elements of the convolution's input.
+        dtype: Dtype of the convolution.
         weight: The filters W.
 
     >>> saves_scaled(4096, torch.bfloat16, torch.empty(16, 16, 3, 3))
@@ -375,7 +375,7 @@ def derives_mean(v: Tensor, operands: ConvOperands | None) -> bool:
     """Return whether v's mean is cheaper to derive from its operands than to read."""
     if operands is None or v.dtype not in HALF_TYPES or not is_large(v):
         return False
-    # Without stored sums, maps are worth reading if they are few, as those of an image are.
+    # Without stored sums, x must be read. That pays if x has few channels, as an image does.
     has_sums = operands.map_sums is not None or 4 * operands.x.shape[1] <= v.shape[1]
     return has_sums and map_strides(operands.x) is not None
 

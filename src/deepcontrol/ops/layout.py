@@ -14,8 +14,8 @@ T = TypeVar("T")
 def shape_cache(function: Callable[..., T], *arguments: object) -> T:
     """Return function(*arguments) from a cache.
 
-    An eager training step asks the same questions about the same shapes and strides in every
-    iteration. The result must depend only on the arguments.
+    An eager training step repeats the same decisions about shapes and strides in every iteration.
+    The result must depend only on the arguments.
     """
     try:
         return _cached(function, *arguments)
@@ -78,7 +78,7 @@ def map_strides(z: Tensor) -> tuple[int, int, int] | None:
 
 def flat_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Compute `map_strides` from a shape and strides."""
-    stride, count = 0, 1  # of the innermost positions, and their number
+    stride, count = 0, 1  # stride and number of the innermost positions
     for size, step in zip(reversed(shape[2:]), reversed(strides[2:]), strict=True):
         if size == 1:
             continue

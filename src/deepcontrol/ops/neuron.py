@@ -93,10 +93,10 @@ class NeuronPlan:
     gradients of the filters.
 
     Args:
-        geometry: Of the convolution.
-        activation: Its name; relu, leaky_relu or none.
-        dtype: Of x, after autocast.
-        elements: Of x.
+        geometry: Geometry of the convolution.
+        activation: Name of the activation: relu, leaky_relu or none.
+        dtype: Dtype of x, after autocast.
+        elements: Number of elements of x.
         weight: Filters of the shape and dtype that the neuron has.
         filter_norm: Normalization of each filter before the gain, or None.
         consumer_ratio: Output elements per input element of the consumer of y; 0 if unknown. It
@@ -136,8 +136,8 @@ class NeuronPlan:
         self.saves_scaled = saves_scaled(elements, dtype, weight)
         ones = all(tuple(a) == (1, 1) for a in (stride, padding, dilation)) and groups == 1
         self.mean_from_operands = dtype in HALF_TYPES and ones and weight.shape[2:] == (3, 3)
-        self.order: tuple[int, ...] | None = None  # of the dimensions of v in memory
-        # Whether one kernel makes the gradients of the filters and of bias and mean_scale.
+        self.order: tuple[int, ...] | None = None  # of v's dimensions, outermost first
+        # Whether one kernel computes the gradients of the filters, bias and mean_scale.
         self.joint_gradients = self.scales_in_kernel = False
         self.may_derive_mean = False  # whether stored map sums make a difference
         self.scale = Replay(self._scale)
@@ -165,10 +165,10 @@ class NeuronPlan:
         if self.order is None:
             self.order, self.single_position = memory_order(v), positions(v) == 1
             self.may_derive_mean = self.mean_from_operands and is_large(v)
-        # For a single sample, the backward of the maps has them without another launch.
+        # For a single sample, the backward of the maps computes these without another launch.
         kernels = forward_function(v) is not plain_forward
         self.joint_gradients = self.scales_in_kernel and kernels and v.shape[0] > 1
-        v = like_layout(v, self.order)  # if torch chose another one since
+        v = like_layout(v, self.order)  # torch may choose another layout in a later call
         operands = ConvOperands(x, scaled, map_sums) if self.mean_from_operands else None
         if self.pools:
             check_windows(v)

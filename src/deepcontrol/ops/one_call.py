@@ -62,7 +62,7 @@ def folds_to_one_call(
         weight: The filters V, gain included.
         bias: beta, (C_out,).
         mean_scale: lambda, (C_out,).
-        stride, padding, dilation, groups: Of the convolution.
+        stride, padding, dilation, groups: Geometry of the convolution.
     """
     # The plain form is made of aten ops, which tracers record and FLOP counters know.
     if torch.compiler.is_compiling() or needs_plain_ops() or _len_torch_dispatch_stack() > 0:
@@ -71,7 +71,7 @@ def folds_to_one_call(
         return False
     tensors = (x, weight, bias, mean_scale)
     if any(a.device != x.device for a in tensors):
-        return False  # let the convolution say so
+        return False  # the convolution raises the error
     if torch.is_grad_enabled() and any(a.requires_grad for a in tensors):
         return False
     if autocast_dtype(x) not in (None, x.dtype) or not _runs_cudnn():
@@ -100,8 +100,8 @@ def conv_computed_bias_act(
         weight: The filters V, gain included.
         bias: beta, (C_out,).
         mean_scale: lambda, (C_out,).
-        activation: Its name.
-        stride, padding, dilation, groups: Of the convolution.
+        activation: Name of the activation.
+        stride, padding, dilation, groups: Geometry of the convolution.
     """
     geometry = (stride, padding, dilation, groups)
     key = (
@@ -147,8 +147,8 @@ class _OneCall:
     def fuses_relu(self, x: Tensor, weight: Tensor, *geometry: Any) -> bool:
         """Return whether cuDNN applies ReLU now.
 
-        The trial takes a convolution and waits for the device, so that it pays from the second call
-        of a shape on only. A captured call cannot read its result and leaves it to a later one.
+        The trial (`_keeps_nan`) runs a convolution and waits for the device, so it is made at the
+        second call of a shape. A captured call cannot wait and leaves the trial to a later call.
         """
         if self.keeps_nan is None and not self._is_first and not _is_captured(x):
             self.keeps_nan = _keeps_nan(x, weight, *geometry)

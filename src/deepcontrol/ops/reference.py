@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 LEAKY_SLOPE = 0.01  # the default of torch.nn.LeakyReLU
-SMALLEST_SQUARE = 2.0**-126  # of a filter's norm: the smallest normal number in fp32
+SMALLEST_SQUARE = 2.0**-126  # lower bound of |W|^2: the smallest normal number in fp32
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,

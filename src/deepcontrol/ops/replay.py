@@ -3,10 +3,10 @@
 In eager mode, preparing a launch in Python (choosing a tiling, checking layouts, naming arguments)
 takes longer than most kernels run. For tensors of the same shapes all of it has the same result,
 except for the addresses. So a `Replay` records which tensors a function allocates and which kernels
-it launches, and from then on does just that.
+it launches, and repeats these from then on.
 
-This file knows neither Triton nor a kernel: `ops/triton/launch.py` reports its launches to the
-recorder of the thread.
+This file does not depend on Triton: `ops/triton/launch.py` reports its launches to the recorder of
+the thread.
 """
 
 import functools
@@ -43,7 +43,7 @@ class KernelHandle(NamedTuple):
     """A compiled kernel as the CUDA driver launches it.
 
     Attributes:
-        function: Its handle, a CUfunction.
+        function: Handle of the kernel, a CUfunction.
         threads: Threads per block.
         shared: Bytes of dynamic shared memory.
         types: Triton's types of its arguments, "constexpr" for those that are compiled in.
@@ -61,11 +61,11 @@ class RecordedLaunch(NamedTuple):
     Attributes:
         run: The launcher of a compiled kernel, which takes addresses; on a CPU that of Triton's
             interpreter, which takes tensors.
-        grid: Its three sizes.
+        grid: The three sizes of the grid.
         fixed: The arguments between the stream and those of the kernel.
-        arguments: Of the kernel, in its order: tensors, numbers and None.
-        kernel: For a launch without Python, or None if the kernel needs more than the driver's
-            simplest launch.
+        arguments: Arguments of the kernel, in order: tensors, numbers and None.
+        kernel: Handle for a launch without Python, or None if the kernel needs more than the
+            driver's simplest launch.
     """
 
     run: Callable[..., None]
@@ -203,7 +203,7 @@ class Replay:
     def _run(self, inputs: tuple[Tensor | None, ...]) -> Any:
         self.calls += 1
         first = inputs[0]
-        # Sizes that occur once, as those of images of all sizes, are not worth recording.
+        # Recording starts at the second call: sizes that occur once are not worth it.
         if self.calls != 2 or first is None or first.device.type not in RECORDED_DEVICES:
             return self.function(*inputs)
         with Recorder() as recorder:
@@ -215,7 +215,7 @@ class Replay:
     def _keep(self, recorder: Recorder, inputs: tuple[Tensor | None, ...], result: Any) -> None:
         given = [a for a in inputs if a is not None]
         results = (result,) if isinstance(result, Tensor) else result
-        # By address and not by identity: a dispatch mode sees other objects than its caller.
+        # Compared by address: a dispatch mode sees other tensor objects than its caller.
         used = {a.data_ptr() for a in results if a is not None}
         used |= {
             a.data_ptr() for each in recorder.launches for a in each.arguments

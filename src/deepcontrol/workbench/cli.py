@@ -240,7 +240,7 @@ def parse_settings(
         settings: A dataclass. Its fields are described by strings below them.
         args: The arguments.
         default: Values for the arguments that are not given.
-        options: For tyro.cli.
+        options: Keyword arguments of tyro.cli.
     """
     if not dataclasses.fields(settings):  # type: ignore[arg-type]
         return tyro.cli(settings, args=args, registry=REGISTRY, **options)

@@ -56,7 +56,7 @@ def recipe(
     Args:
         name: "paper", "recommended" or "best".
         epochs: Epochs of the run.
-        optimizer: AdamW, whose decay does not depend on the gradients, has more of it.
+        optimizer: AdamW gets a higher weight decay, which does not depend on the gradients.
         schedule: The schedule, if it is already chosen. onecycle has its own warm-up.
         augments: The data support strong augmentation.
         standardizes: The network supports weight standardization.
@@ -105,9 +105,9 @@ def default_lr(
 
     AdamW has 0.001, whatever the batch size.
 
-    Segmentation has the paper's rule, 0.02 x batch size. Classification has 0.1 at batch size 128,
-    and less by the power 0.75 at smaller ones. Three times as much suits small networks (CIFAR's
-    ResNets), and stopped networks of the size of ResNet-50 from learning (dev/LOG.md).
+    Segmentation has the paper's rule, 0.02 x batch size. Classification has
+    0.1 x (batch size / 128)^0.75. Three times that suits small networks (CIFAR's ResNets), but
+    networks of the size of ResNet-50 do not learn with it (dev/LOG.md).
 
     >>> default_lr("segmentation", 4), default_lr("classification", 128)
     (0.08, 0.1)

@@ -1,8 +1,8 @@
 """An optional compiled helper that runs AGC layers in eager mode without Python.
 
 Small steps in eager mode wait for the host. The helper (eager.cpp) repeats what the Python path
-has recorded: the kernel launches, the convolution, and one autograd node per layer. It makes no
-decision of its own and leaves everything unusual to the Python path, which gives the same results.
+has recorded: the kernel launches, the convolution, and one autograd node per layer. It handles
+only calls that were recorded; all others run in Python, with the same results.
 
     python -m deepcontrol.ops.native        builds it for the installed torch (build.py)
     DEEPCONTROL_NATIVE=0                    does not use it
@@ -72,8 +72,8 @@ def prepare(
 
     Args:
         module: The layer.
-        input: Its input.
-        parameters: Its parameters by name, as in module._parameters.
+        input: Input of the layer.
+        parameters: Parameters of the layer by name, as in module._parameters.
         settings: Names of the attributes that the forward depends on.
         **layer: The fields of `Layer` in eager.cpp.
     """

@@ -34,7 +34,7 @@ from .launch import launch
 from .tiling import divide, power_of_2
 
 BLOCK = 8192  # elements of x that a program reads at once
-PROGRAMS = 2  # that sum x, per multiprocessor
+PROGRAMS = 2  # programs per multiprocessor that sum x
 MAX_CHANNELS = 512  # channels of a filter that a program reads at once
 
 
@@ -214,7 +214,7 @@ def scale_with_mean(
         gain: gamma; None if weight is V already, and the V returned is None.
         window: The positions of x that the convolution reads.
         sums: The result of `input_sums`, with borders for a 3x3 kernel.
-        dtype: Of V and of the bias. With bf16 maps and an fp32 bias cuDNN's call returns garbage.
+        dtype: Dtype of V and the bias. With bf16 maps and an fp32 bias cuDNN returns garbage.
         filter_norm: Normalization of each filter before the gain, or None.
     """
     (filters, c), taps = weight.shape[:2], weight.shape[2] * weight.shape[3]

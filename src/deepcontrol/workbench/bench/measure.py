@@ -33,7 +33,7 @@ MEMORY_LIMIT_GIB = 12  # the paper's GPU, on which BatchNorm trained with batch 
 MAX_BATCH = 4096
 
 CPU_WARM_UP = 2
-CHANNELS = 64  # of a neuron on a CPU
+CHANNELS = 64  # channels of the neuron measured on a CPU
 
 Call = Callable[[], object]
 

@@ -265,7 +265,7 @@ def prefetch(make: Callable[[Job], Result], jobs: Iterable[Job], workers: int) -
 
 
 CHUNK_IMAGES = 1024
-CHUNK_VALUES = 2**25  # at most, unless a batch has more: 128 MiB in fp32
+CHUNK_VALUES = 2**25  # largest chunk, unless a batch has more: 128 MiB in fp32
 _TOP, _LEFT, _FLIP = 1, 2, 3  # streams of random numbers
 
 
@@ -316,8 +316,8 @@ class CropFlip:
 class ClassificationBatches(Batches):
     """Batches of images with one class each.
 
-    Labels are (N,) int64, NO_CLASS to ignore a sample. In all other respects batches are as those
-    of `Batches`: batch k of an epoch is always the same, whatever the device, the number of workers
+    Labels are (N,) int64, NO_CLASS to ignore a sample. Otherwise batches are like those of
+    `Batches`: batch k of an epoch is always the same, whatever the device, the number of workers
     and the size of the chunks.
 
     Args:

@@ -13,9 +13,9 @@ from ..folders.storage import read_bytes
 from .sample import DataError, Palette, distinct_colors
 
 YAML, TEXT = "classes.yaml", "classes.txt"
-MOST_BYTES = 2**18  # of a class file
+MOST_BYTES = 2**18  # largest class file
 MOST_CLASSES = 254  # labels are bytes, and 255 marks pixels without a label
-LARGEST_ID = 65535  # of a 16-bit mask
+LARGEST_ID = 65535  # largest value of a 16-bit mask
 
 Color = tuple[int, int, int]
 Range = tuple[float, float]

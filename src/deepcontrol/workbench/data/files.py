@@ -9,8 +9,8 @@ from typing import TypeVar
 from .sample import DataError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
-_SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # of file managers
-CONTENT_BYTES = 64 * 2**20  # of a split's files that a fingerprint reads, about
+_SYSTEM_FILES = ("thumbs.db", "desktop.ini")  # written by file managers
+CONTENT_BYTES = 64 * 2**20  # a fingerprint reads about this much of a split's files
 CONTENT_BLOCK = 4096
 T = TypeVar("T", bound=Hashable)
 

@@ -22,7 +22,7 @@ from .pixels import native_size
 from .road_scenes import LAYOUTS, Pair, PairedFiles
 from .sample import SPLITS, DataError, Progress, Sample, Source, Task
 
-SPACING_RATIO = 1.5  # of voxel sizes along an axis, from which a network sees another scale
+SPACING_RATIO = 1.5  # ratio of voxel sizes along an axis that is reported as another scale
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Report:
     histogram: NDArray[np.int64] = field(default_factory=lambda: np.zeros(256, np.int64))
     faults: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # findings that are no errors
-    options: list[str] = field(default_factory=list)  # of `train` that the data need
+    options: list[str] = field(default_factory=list)  # options of `train` that the data need
     task: Task = "segmentation"  # the histogram counts pixels; in classification, images
 
 

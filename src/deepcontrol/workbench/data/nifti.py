@@ -14,7 +14,7 @@ from .sample import DataError
 
 Shape = tuple[int, ...]  # depth, height, width
 Spacing = tuple[float, ...]  # size of a voxel along D, H and W, mostly in mm
-MOST_VOXELS = 2**31  # of a resampled volume: 1290 along each side
+MOST_VOXELS = 2**31  # largest resampled volume: 1290 along each side
 
 
 def nibabel() -> Any:

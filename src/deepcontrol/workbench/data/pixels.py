@@ -22,9 +22,9 @@ PICTURE_SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", *TIFF_SUFFIXES, ".npy",
 )  # fmt: skip
 MOST_CHANNELS = 64
-MOST_VALUES = 2**30  # of an image; a damaged or hostile header may claim any size
+MOST_VALUES = 2**30  # largest image; a damaged or hostile header may claim any size
 _GRAY = np.array((0.299, 0.587, 0.114))
-_MOST_PAGES = 4096  # of a TIFF that are looked at one by one
+_MOST_PAGES = 4096  # pages of a TIFF that are read one by one
 _PAGE_KIND, _BITS_PER_SAMPLE, _IMAGE_DESCRIPTION = 254, 258, 270  # TIFF tags
 _NOT_AN_IMAGE = 1 | 4  # bits of _PAGE_KIND: reduced resolution, mask
 SIXTEEN_BIT_MODES = ("I;16", "I;16B", "I;16L", "I", "F")

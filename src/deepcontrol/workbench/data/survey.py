@@ -19,8 +19,8 @@ from .masks import decode_colors, decode_ids, open_mask, pack_colors, unpack_col
 from .pixels import Pixels, decode, resize
 from .sample import DataError, Palette, Progress, Sample, Size, starter_colors
 
-CONTACT_SHEET = "contact-sheet.png"  # that `data init` writes into a dataset
-LEAST_DISTANCE = 40  # of two colors of a palette, summed over red, green and blue
+CONTACT_SHEET = "contact-sheet.png"  # `data init` writes it into the dataset folder
+LEAST_DISTANCE = 40  # between two palette colors, summed over red, green and blue
 RARE = 1e-3  # colors with a smaller share of all pixels may come from smooth edges
 MANY_COLORS = 32  # more are the colors of a photograph or of smooth edges
 RANGE_PERCENTILES = (0.1, 99.9)
@@ -42,7 +42,7 @@ class Survey:
     masks: Counter[int] = field(default_factory=Counter)  # masks that have the value
     sizes: Counter[Size] = field(default_factory=Counter)
     channels: Counter[int] = field(default_factory=Counter)
-    value_range: Range | None = None  # of images with more than 8 bits
+    value_range: Range | None = None  # for images with more than 8 bits
 
     @property
     def all_files(self) -> list[Files]:

@@ -40,7 +40,7 @@ from .nnunet import DATASET_FILE, LABELS, Case, Layout, find_cases, read_layout
 from .sample import VOID, DataError, Progress, Sample, check_split, starter_colors, windows
 
 POINTS = 2000  # voxels of structures per case: for statistics of CT, and to place crops
-FOREGROUND_SHARE = 1 / 3  # of the training crops
+FOREGROUND_SHARE = 1 / 3  # fraction of training crops around a labeled structure
 CT_PERCENTILES = (0.5, 99.5)
 
 

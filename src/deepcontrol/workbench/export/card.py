@@ -42,7 +42,7 @@ def model_card(folder: Path, config: Train, description: dict[str, Any], epoch: 
 
     Args:
         folder: Run folder, for its records.
-        config: Its configuration.
+        config: Configuration of the run.
         description: The description of the exported file.
         epoch: Epoch of the exported checkpoint, if it is known.
     """

@@ -24,7 +24,7 @@ TOLERANCE = 1e-4  # relative to the largest output, or absolute if that is below
 # position, and nearby outputs differ without an error in the file. This is rare, so each shape is
 # tried with several inputs until one agrees.
 ATTEMPTS = 3
-CALIBRATION_IMAGES = 64  # at most
+CALIBRATION_IMAGES = 64  # largest number
 
 
 class MismatchError(ValueError):

@@ -93,7 +93,7 @@ class Run:
     samples: list[tuple[int, Path]]  # epoch and picture, by epoch
     diverged: int | None = None  # epoch of the first step that was not finite
     notes: list[str] = field(default_factory=list)
-    damage: list[str] = field(default_factory=list)  # those of the notes on damaged records
+    damage: list[str] = field(default_factory=list)  # the notes about damaged records
     validation: Row = field(default_factory=dict)  # the last evaluation; empty in older runs
     worst_samples: list[tuple[int, Path]] = field(default_factory=list)  # as `samples`
 
@@ -303,7 +303,7 @@ def parse_config(content: object) -> Row:
     """Return the content of a configuration file, with the present version's names."""
     row = _as_row(content)
     derived = row.get("derived")
-    if isinstance(derived, dict) and "colours" in derived:  # as older versions spelled it
+    if isinstance(derived, dict) and "colours" in derived:  # spelling of older versions
         derived.setdefault("colors", derived.pop("colours"))
     return row
 
@@ -520,7 +520,7 @@ def _acquire(run: Path) -> TextIO:
                 f"{run} is in use by {holder}; wait for it to finish or choose another --out"
             ) from None
         if RunLock(run, file, is_new=False).is_valid:  # else its holder has just deleted it
-            if os.fstat(file.fileno()).st_nlink > 1:  # its text would appear in the other file too
+            if os.fstat(file.fileno()).st_nlink > 1:  # writing would also change the other file
                 file.close()
                 raise OSError(
                     f"cannot lock {run / LOCK}: it is a hard link to another file; remove it"

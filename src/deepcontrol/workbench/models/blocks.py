@@ -59,8 +59,8 @@ def conv_block(norm: Norm, dims: Literal[2, 3] = 2, groups: int = 32) -> Block:
 
     Args:
         norm: One of NORMS. agc+wn is agc with weight_norm and agc+ws with
-            weight_standardization. frn and evonorm-s0 have activations of
-            their own in place of ReLU. ln is over channels and positions: GroupNorm with one group.
+            weight_standardization. frn and evonorm-s0 have their own activations in place of ReLU.
+            ln is over channels and positions: GroupNorm with one group.
         dims: Dimensions of the feature maps, 2 or 3. frn and evonorm-s0 support only 2.
         groups: Groups of gn, ws+gn and evonorm-s0; fewer where it does not divide the channels.
     """

@@ -362,9 +362,8 @@ class UNet(ResidualNetwork):
     Five levels with 32, 64, 128, 256 and 512 channels. Each level of the encoder and of the decoder
     is a residual block of two 3x3 convolutions, with a 1x1 convolution as its shortcut. The first
     convolution of a block, and pooling in its shortcut, halve the resolution from level 2 on. The
-    decoder doubles it by nearest
-    neighbor, after a 1x1 convolution, and concatenates the encoder's feature maps. A 1x1
-    convolution without normalization and activation computes the logits.
+    decoder doubles it by nearest neighbor, after a 1x1 convolution, and concatenates the encoder's
+    feature maps. A 1x1 convolution without normalization and activation computes the logits.
 
     Images are padded at the bottom and right to multiples of 16 by repeating the border, and the
     logits are cropped. Filters have He initialization; with agc, the last gain of each branch

@@ -91,8 +91,8 @@ def classify(
         classifier: The network.
         paths: Image files and folders.
         out: Folder for predictions.csv.
-        console: For the table.
-        errors: For the images that cannot be read. They make the exit code 1.
+        console: Console for the table.
+        errors: Console for the images that cannot be read. They make the exit code 1.
     """
     files = [file for path in paths for file in (images_in(path, out) if path.is_dir() else [path])]
     failed: list[str] = []

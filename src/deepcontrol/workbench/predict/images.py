@@ -182,7 +182,7 @@ class PixelFormat(NamedTuple):
     """How to turn the pixels of a file into the input of a network."""
 
     channels: int
-    value_range: Range | None = None  # of images with more than 8 bits
+    value_range: Range | None = None  # for images with more than 8 bits
 
     @classmethod
     def of_run(cls, channels: int, derived: dict[str, Any]) -> "PixelFormat":
@@ -308,7 +308,7 @@ def geo_tags(path: Path) -> list[Tag]:
             if turned:  # the labels are upright, and the tags are about the rows of the file
                 return []
             return [(tag.code, int(tag.dtype), tag.count, tag.value, True) for tag in found]
-    except Exception:  # of a damaged file; the image was read by another decoder
+    except Exception:  # the file is damaged; another decoder has read the image
         return []
 
 

@@ -36,8 +36,8 @@ from .tiling import NOT_FINITE, free_memory
 class VolumeFormat(NamedTuple):
     """How the values of a run's volumes become inputs."""
 
-    intensities: dict[int, Intensities]  # of CT channels
-    voxel_size: Spacing | None  # of the inputs; None if volumes keep their resolution
+    intensities: dict[int, Intensities]  # by CT channel
+    voxel_size: Spacing | None  # voxel size of the inputs; None if volumes keep their resolution
 
     @classmethod
     def of_run(cls, run: Path, derived: Mapping[str, Any]) -> Self:

@@ -129,7 +129,7 @@ def _write(command: Report, say: Callable[[str], None]) -> tuple[Path, bool, str
 
 INTERVAL = 1.0  # seconds between two looks at the files
 RELOAD = (5, 60)  # seconds between two reloads of a watched page: an epoch, within these
-HEAD_BYTES = 4096  # of a page, in which its key is
+HEAD_BYTES = 4096  # the key is in these first bytes of a page
 
 _KEY = re.compile(rb'<meta name="generator" content="deepcontrol report ([0-9a-f]{16})">')
 _REFRESH = re.compile(rb'<meta http-equiv="refresh" content="\d+">\n')

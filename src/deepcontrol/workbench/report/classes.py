@@ -15,7 +15,7 @@ SHOWN_BARS = 30
 SHOWN_IN_MATRIX = 30  # labeled classes; of more, only the frequent confusions are listed
 NUMBERED = 20  # up to this many classes, the cells have numbers
 FREQUENT = 8  # confusions in the list
-MIN_SHARE = 0.01  # of a class, for a listed confusion
+MIN_SHARE = 0.01  # smallest share of a class for a listed confusion
 
 Series = Mapping[str, tuple[list[int], list[float]]]  # epochs and values by class
 
@@ -36,7 +36,7 @@ class Confusion:
 
     true: str
     predicted: str
-    share: float  # of those of the true class
+    share: float  # fraction of the true class
 
 
 def class_rows(run: Run) -> list[ClassRow]:

@@ -31,7 +31,7 @@ DATA_NAMES = {
     "cifar10": "CIFAR-10",
     "fashion-mnist": "Fashion-MNIST",
 }
-TITLES = {  # of studies, by preset
+TITLES = {  # title of a study, by preset
     "cifar-batch": "ResNet-20 by batch size",
     "cifar-depth": "Networks by depth",
     "cifar-long": "ResNet-20 after 200 epochs",

@@ -60,7 +60,7 @@ def proposal(claim_id: str, text: str, paper: str, *checks: Check) -> Claim:
 # Noise
 
 NOISE = (0.1, 0.3)  # relative to the standard deviation of each map
-DROPOUT = (0.1, 0.5)  # of DeepLab's successors, and of Bayesian SegNet
+DROPOUT = (0.1, 0.5)  # as in DeepLab's successors, and in Bayesian SegNet
 PAPER_ON_NOISE = "it reduces the loss"
 
 

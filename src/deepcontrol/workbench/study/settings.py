@@ -61,7 +61,7 @@ class Preset(Protocol):
     note: str = ""  # shown with the verdicts
     catalog: tuple[Claim, ...] = CLAIMS  # the claims that --only can name
     sweeps: tuple[SweepSpec, ...] = ()
-    panels: tuple[PanelSpec, ...] = FIGURE_2  # of the figure with comparisons
+    panels: tuple[PanelSpec, ...] = FIGURE_2  # panels of the figure with comparisons
     # Network and batch size of the runs, in training order; empty for the order of figure 1 or, if
     # the claims are not the paper's, of the claims.
     stages: tuple[tuple[Model, int], ...] = ()

@@ -33,7 +33,7 @@ from ..optim import (
 )
 from ..terminal import Size, TrainingSize
 
-EVAL_PIXELS = 2**18  # of an evaluation batch in classification: 256 images of 32x32
+EVAL_PIXELS = 2**18  # pixels per evaluation batch in classification: 256 images of 32x32
 
 Augmentation = Literal["none", "flip", "crop+flip", "strong"]
 GEMS_CAP = 16.0
@@ -422,7 +422,7 @@ class Train:
                 f"update; got {self.accumulate}"
             )
         if self.schedule == "onecycle" and self.warmup_epochs:
-            raise ValueError("--schedule onecycle has a rise of its own: omit --warmup-epochs")
+            raise ValueError("--schedule onecycle includes a warm-up: omit --warmup-epochs")
         for name in ("ema", "accumulate", "optimizer", "background", "gems", "lambda_lr"):
             if self.fsdp and getattr(self, name) != ADDED_LATER[name]:
                 raise ValueError(

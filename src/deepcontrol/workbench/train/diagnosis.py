@@ -1,6 +1,6 @@
 """Explain a failed run: the first non-finite layer, the batch size that fits.
 
-Runs that no machine like this one has the memory for are refused before anything is allocated.
+Runs that need more memory than this machine has are refused before anything is allocated.
 """
 
 import math

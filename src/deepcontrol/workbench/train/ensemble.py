@@ -272,7 +272,7 @@ class VectorizedNetworks:
         self.bad = torch.zeros(count, dtype=torch.bool, device=self.device)
         self.good_steps = torch.zeros(count, dtype=torch.int64, device=self.device)
         self._lr = torch.zeros(len(first.train), count, device=self.device)  # by step of the epoch
-        self._step = self._tensor([0])  # of the epoch
+        self._step = self._tensor([0])  # step of the epoch
         self.captured: tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None = None
         self._warmup_steps = 0
 

@@ -1,9 +1,8 @@
 """Evaluate: error, IoU, layer statistics, and a moving average of the weights.
 
 AGC subtracts the mean over the image. The mean over a whole image differs from the means over the
-crops that a network was trained on, and the error is higher for it (dev/LOG.md,
-benchmarks/crops.py). Images larger than the training size are therefore evaluated in windows of
-that size.
+crops that a network was trained on, which raises the error (dev/LOG.md, benchmarks/crops.py).
+Images larger than the training size are therefore evaluated in windows of that size.
 """
 
 import copy
@@ -277,7 +276,7 @@ class MovingAverage:
 
     Args:
         model: The model that is trained.
-        optimizer: Its optimizer.
+        optimizer: Optimizer of the model.
         decay: Decay per step, such as 0.999.
     """
 

@@ -31,7 +31,7 @@ OUT_OF_MEMORY = (
     "could not execute a primitive",
     "storage size calculation overflowed",
     "can't start new thread",  # no memory for its stack
-    "failed to map segment from shared object",  # of a library that is imported late
+    "failed to map segment from shared object",  # a library that is imported late
 )
 # In messages of RuntimeErrors, in lower case: of the driver, cuBLAS, cuDNN and Triton's launches.
 DEVICE_FAILED = (

@@ -1,8 +1,9 @@
 """Find a learning rate: short trainings from one start on the same batches.
 
-The usual range test raises the learning rate in the course of one training. At batch size 1 the
-losses of different images differ by more than what a learning rate changes, and its curve is noise
-(dev/LOG.md). Trainings on the same batches can be compared step by step, where this noise cancels.
+The usual range test raises the learning rate in the course of one training. At batch size 1 its
+curve is noise, because the losses of different images differ by more than those of different
+learning rates (dev/LOG.md). Trainings on the same batches can be compared step by step, where this
+noise cancels.
 """
 
 import itertools
@@ -35,7 +36,7 @@ from .start import build_gems, build_optimizer
 PICTURE = "find-lr.png"
 # Learning rates to try, relative to --lr or its default: 1/32 to 32.
 FACTORS = tuple(2.0**power for power in range(-5, 6))
-STANDARD_ERRORS = 2  # a difference of more is not chance
+STANDARD_ERRORS = 2  # larger differences count as significant
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Trial:
     """A short training at one learning rate."""
 
     lr: float
-    losses: tuple[float, ...]  # of each step
+    losses: tuple[float, ...]  # one per step
 
     @property
     def is_finite(self) -> bool:
@@ -184,7 +185,7 @@ def run_find_lr(config: Train, steps: int, console: Console) -> int:
     Args:
         config: Configuration of the run. The learning rates are around its own.
         steps: Steps at each learning rate.
-        console: For table and progress.
+        console: Console for table and progress.
     """
     if steps < 2:
         raise ValueError(f"--find-lr-steps must be at least 2, got {steps}")

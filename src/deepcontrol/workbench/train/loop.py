@@ -55,7 +55,7 @@ def train(
 
     Args:
         config: Settings of the run.
-        console: For messages and progress.
+        console: Console for messages and progress.
         sources: The data. By default those that the settings name.
         model: The network, which is trained in place. By default that of the settings.
 

@@ -110,7 +110,7 @@ class TrainingRun:
     layer_stats: LayerStats
     events: Events | None  # only in the main process
     lock: RunLock | None = None  # only in the main process
-    average: MovingAverage | None = None  # of the weights
+    average: MovingAverage | None = None  # moving average of the weights
     val_source: Source | DatasetSplit | None = None
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ class TrainingRun:
     def draws_after(self, epoch: int) -> bool:
         """Return whether pictures are drawn after an epoch.
 
-        The last one is drawn with others.
+        With any --sample-epochs, also after the last epoch.
         """
         drawn = self.config.sample_epochs
         return epoch in drawn or (bool(drawn) and epoch == self.config.epochs)

@@ -36,7 +36,7 @@ class Position:
     loss_sum: float = 0.0  # summed over these images
     seconds: float = 0.0  # duration of these steps
     best_error: float = float("inf")
-    best_loss: float = float("inf")  # of best_epoch; decides between equal errors
+    best_loss: float = float("inf")  # loss of best_epoch; decides between equal errors
     best_epoch: int = -1
     lowest_epoch: int = -1  # the first with best_error, from which --patience counts
 

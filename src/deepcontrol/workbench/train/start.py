@@ -51,9 +51,9 @@ from .snapshot import Position, restore
 def claim_folder(config: Train) -> Iterator[RunLock]:
     """Lock a run folder, and write config.json first if the folder holds no run.
 
-    A run that is killed while it decodes its data can so be resumed without flags. If this process
-    fails before the run is set up, it removes both files and a folder of its own: the next start
-    may have other settings.
+    So a run that is killed while it decodes its data can be resumed without flags. If this process
+    fails before the run is set up, it removes both files, and the folder if it created it, so that
+    the next start may have other settings.
 
     Raises:
         RunInUseError: Another process trains in the folder.
@@ -109,7 +109,7 @@ def open_run(
     Args:
         config: Configuration of the run.
         group: The processes that train.
-        display: For messages.
+        display: Display for messages.
         interrupts: Signals that stop the decoding of images.
         held: The folder's lock, in the main process. It is checked at every save.
         sources: The data. By default those that the configuration names.

@@ -1,6 +1,6 @@
 """Train your own network on torch Datasets from Python.
 
-The runs are those of `deepcontrol train`.
+A run has the same folder and records as with `deepcontrol train`.
 """
 
 import signal
@@ -41,11 +41,11 @@ class Trainer:
     """Train a network on torch Datasets, in a run folder like `deepcontrol train`'s.
 
     The run folder can be resumed, and `deepcontrol report` draws it. A dataset returns pairs
-    (image, label): see `deepcontrol.workbench.data.dataset`. The loss, the optimizer and all else
-    are those of the settings.
+    (image, label): see `deepcontrol.workbench.data.dataset`. The settings determine loss, optimizer
+    and everything else.
 
     Args:
-        config: Settings. `Train(out="runs/x")` has the paper's.
+        config: Settings. `Train(out="runs/x")` has the paper's settings.
         model: The network, which is trained in place. It returns logits (N, classes) or
             (N, classes, H, W), or a dict or tuple of them as the networks of torchvision do. By
             default it is built by the settings.
@@ -107,7 +107,7 @@ class Trainer:
         SIGINT (Ctrl-C) and SIGTERM save a checkpoint after the current step.
 
         Args:
-            console: For progress. By default the terminal.
+            console: Console for progress. Default: the terminal.
 
         Returns:
             The records of metrics.jsonl, one per epoch. Epoch 0 is before training.
@@ -164,7 +164,7 @@ def evaluate_checkpoint(
         source: Samples to evaluate.
         checkpoint: Name of the checkpoint.
         device: Device to evaluate on. The network stays there.
-        console: For progress.
+        console: Console for progress.
         batch_size: Samples per batch. By default the evaluation batch size of the run.
     """
     load_weights(model, load_of_run(config.out, checkpoint).model)
