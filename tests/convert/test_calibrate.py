@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepcontrol import AGCConv2d, calibrate
+from deepcontrol import AGCConv2d, calibrate, reestimate_statistics
 from deepcontrol.workbench.models import SegNet
 from tests.convert.networks import INPUTS, converted, with_random_parameters
 
@@ -75,3 +75,10 @@ def test_calibrated_segnet_unpools() -> None:
     model = with_random_parameters(SegNet(5, width=0.0625))
     x = torch.randn(1, 3, 48, 40)
     torch.testing.assert_close(calibrate(model, [x])(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("use", [calibrate, reestimate_statistics])
+def test_a_tensor_is_not_taken_for_batches(use: Callable[..., nn.Module]) -> None:
+    model = nn.Sequential(AGCConv2d(3, 8, 3), nn.BatchNorm2d(8))
+    with pytest.raises(TypeError, match=r"tensor of shape \(2, 3, 9, 9\).*pass \[images\]"):
+        use(model, torch.randn(2, 3, 9, 9))

@@ -30,3 +30,8 @@ def test_frozen_parameters_shared_parameters_and_empty_groups() -> None:
 def test_negative_weight_decay_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 0, got -1"):
         param_groups(AGCConv2d(3, 8, 3), weight_decay=-1)
+
+
+def test_parameters_in_place_of_the_model() -> None:
+    with pytest.raises(TypeError, match=r"got generator: pass model, not model\.parameters\(\)"):
+        param_groups(nn.Linear(3, 4).parameters(), 0.1)  # type: ignore[arg-type]

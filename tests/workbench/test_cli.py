@@ -116,6 +116,12 @@ def test_wrong_arguments_exit_with_2(args: list[str], capsys: pytest.CaptureFixt
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_wrong_values_do_not_show_the_settings_class(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--out", "x", "--lr", "-1"])
+    assert "Error parsing options: --lr must be positive, got -1.0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("package", ["tyro", "rich", "numpy", "PIL", "safetensors"])
 def test_missing_extra_is_one_line(package: str) -> None:
     result = run_without(package, args=("train", "--help"))

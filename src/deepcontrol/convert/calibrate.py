@@ -97,6 +97,11 @@ def run_batches(model: nn.Module, data: Iterable[Any]) -> int:
     A dict is passed as keyword arguments if forward accepts them. Of a tuple or list only the first
     element is used.
     """
+    if isinstance(data, Tensor):  # its rows would be read as batches
+        raise TypeError(
+            f"data is a tensor of shape {tuple(data.shape)}, expected an iterable of batches such "
+            "as a DataLoader: for a single batch, pass [images]"
+        )
     batches = 0
     for batch in data:
         if isinstance(batch, Mapping) and accepts_keywords(model, batch):

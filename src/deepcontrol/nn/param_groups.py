@@ -23,6 +23,9 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     >>> [(len(g["params"]), g["weight_decay"]) for g in groups]
     [(1, 0.0001), (3, 0.0)]
     """
+    if not isinstance(model, nn.Module):
+        found = type(model).__name__
+        raise TypeError(f"expected a model, got {found}: pass model, not model.parameters()")
     if weight_decay < 0:
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -274,7 +274,8 @@ def tidied(settings: type[T]) -> type[Any]:
         if field.default is not dataclasses.MISSING:
             values[field.name] = field.default
     body = {"__annotations__": annotations, "__doc__": settings.__doc__, **values}
-    subclass = type(settings.__name__, (settings,), body)
+    # tyro prints the name: "Error parsing options: --lr must be positive".
+    subclass = type("options", (settings,), body)
     return dataclasses.dataclass(frozen=True, kw_only=True)(subclass)
 
 

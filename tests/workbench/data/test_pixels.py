@@ -228,7 +228,8 @@ def test_wrong_masks_are_explained(tmp_path: Path) -> None:
     ids = np.zeros((10, 10), np.uint8)
     ids[0, :3], ids[1, 0] = 5, 6
     assert message(Image.fromarray(ids), IDS) == (
-        "value 5 in 3 pixels (3.00%) and 1 other unknown value, expected 0, 1, 7, or 255 to ignore"
+        "value 5 in 3 pixels (3.00%) and 1 other unknown value, expected 0, 1, 7, or 255 to "
+        "ignore. Correct the mask, or list it in the class file, under classes or ignore"
     )
     assert "color #050505 in 3 pixels (3.00%)" in message(Image.fromarray(ids), BY_COLOR)
     colors = np.zeros((4, 4, 3), np.uint8)

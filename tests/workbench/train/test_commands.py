@@ -59,12 +59,16 @@ def test_eval_without_a_checkpoint(
 ) -> None:
     (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
     assert main(["eval", str(tmp_path)]) == 1
-    assert "has no checkpoint 'best'" in capsys.readouterr().err
+    advice = f"Resume the run with `deepcontrol train --out {tmp_path}`"
+    error = " ".join(capsys.readouterr().err.split())
+    assert (
+        f"has no checkpoint 'best': none was saved yet, or its study deleted it. {advice}" in error
+    )
 
 
 def test_errors_are_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
-        (["eval", str(run)], "is not a run folder"),
+        (["eval", str(run)], "is not a run folder: no such folder. Expected the --out of"),
         (command(run, fsdp=""), "torchrun"),
     ):
         assert main(words) == 1

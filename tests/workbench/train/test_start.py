@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,21 @@ def test_settings_without_influence_may_change(whole: Path, copied: Path) -> Non
     shutil.rmtree(copied / "last")
     (copied / "previous").rename(copied / "last")  # saved with 3 epochs and no workers
     assert main(["eval", str(copied), "--checkpoint", "last"]) == 0
+
+
+def test_commit_is_not_that_of_a_repository_around_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment often lies in the user's own repository."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    installed = tmp_path / ".venv" / "start.py"
+    installed.parent.mkdir()
+    installed.touch()
+    monkeypatch.setattr(start_module, "__file__", str(installed))
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a"]):
+        subprocess.run([*git, *words], check=True)
+    assert start_module.about("")["commit"] is None
+    for words in (["add", "-f", ".venv"], ["commit", "-q", "-m", "b"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    assert start_module.about("")["commit"] == head.stdout.strip()

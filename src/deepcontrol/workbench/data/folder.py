@@ -290,7 +290,7 @@ def find_files(
         return {split: [] for split in SPLITS}, [DataError(root, reason)]
     if not is_folder(root):
         entries = sorted(p.name + "/" * p.is_dir() for p in root.iterdir())
-        has = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "") or "nothing"
+        has = ", ".join(entries[:8]) + (", ..." if len(entries) > 8 else "") or "no files"
         hint = ". For a folder per class use --data imagefolder" if is_imagefolder(root) else ""
         return {split: [] for split in SPLITS}, [
             DataError(

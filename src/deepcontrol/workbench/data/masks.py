@@ -12,6 +12,7 @@ from .sample import VOID, DataError
 
 UNKNOWN = 254  # marks values without a class; there are at most 254 classes, 0 to 253
 LOSSY_SUFFIXES = (".jpg", ".jpeg")
+REMEDY = "Correct the mask, or list it in the class file, under classes or ignore"
 
 
 def read_mask(path: Path, classes: ClassFile) -> NDArray[np.uint8]:
@@ -85,7 +86,7 @@ def _map_ids(path: Path, ids: NDArray[np.int32], classes: ClassFile) -> NDArray[
         raise DataError(
             path,
             f"value {values[worst]} in {_share(counts[worst], bad.size)}"
-            f"{_others(len(values), 'value')}, expected {classes.expected}",
+            f"{_others(len(values), 'value')}, expected {classes.expected}. {REMEDY}",
         )
     return labels
 
@@ -103,7 +104,7 @@ def _map_colors(path: Path, colors: NDArray[np.uint8], classes: ClassFile) -> ND
             path,
             f"color {hex_color(unpack_color(int(found[worst])))} in "
             f"{_share(counts[worst], packed.size)}{_others(int(bad.sum()), 'color')}, "
-            f"expected {classes.expected}",
+            f"expected {classes.expected}. {REMEDY}",
         )
     return numbers[inverse].reshape(packed.shape)
 

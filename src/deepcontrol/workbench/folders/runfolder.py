@@ -291,7 +291,8 @@ def read_config(folder: Path) -> Row:
         return parse_config(read_json(path))
     except (FileNotFoundError, NotADirectoryError):
         problem = f"it has no {CONFIG}" if folder.exists() else "no such folder"
-        raise ValueError(f"{folder} is not a run folder: {problem}") from None
+        expected = "Expected the --out of `deepcontrol train`."
+        raise ValueError(f"{folder} is not a run folder: {problem}. {expected}") from None
     except ChecksumError as error:
         found = _intact_copy(folder, parse_config(error.content))
         raise ValueError(f"{path} is damaged: {error}.{found}") from None

@@ -61,7 +61,7 @@ class Eval:
     Prints the error, then the IoU (segmentation) or error (classification) of each class.
     """
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     checkpoint: Literal["best", "last", "previous"] = "best"
     """Checkpoint to evaluate."""

@@ -116,8 +116,9 @@ def find(run: Path, name: str) -> Path:
     folder = run / name
     if not folder.is_dir() and not _replaced(folder).is_dir():
         raise ValueError(
-            f"{run} has no checkpoint {name!r} (yet). A study keeps the checkpoints of its runs "
-            "only with --keep-checkpoints."
+            f"{run} has no checkpoint {name!r}: none was saved yet, or its study deleted it. "
+            f"Resume the run with `deepcontrol train --out {run}`; `deepcontrol reproduce` keeps "
+            "checkpoints with --keep-checkpoints."
         )
     return folder
 

@@ -187,9 +187,10 @@ class TrainingRun:
         start = "starting"
         if self.position.epoch >= 0:
             start = f"resuming after epoch {self.position.epoch}, step {self.position.step}"
+        steps = f"{len(self.train)} step{'s' * (len(self.train) != 1)} per epoch"
         return (
             f"{config.out}: {config.model} {config.norm} on {len(self.train.dataset)} images of "
-            f"{config.data}, {len(self.train)} steps per epoch, lr {config.learning_rate:g}, "
+            f"{config.data}, {steps}, lr {config.learning_rate:g}, "
             f"{device.type} {precision}{processes}; {start}"
         )
 

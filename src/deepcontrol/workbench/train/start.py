@@ -415,10 +415,19 @@ def about(machine: str) -> Mapping[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of this code, if it is in a git repository."""
-    command = ["git", "rev-parse", "HEAD"]
+    """Return the commit of this code, if a git repository tracks it.
+
+    A virtual environment may lie in the repository of another project.
+    """
+    source = Path(__file__)
     try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+        tracked = _git(source, "ls-files", source.name)
+        return (tracked and _git(source, "rev-parse", "HEAD")) or None
     except OSError:  # git is not installed
         return None
-    return found.stdout.strip() or None
+
+
+def _git(file: Path, *command: str) -> str:
+    """Run git in the folder of a file and return its output."""
+    done = subprocess.run(["git", *command], cwd=file.parent, capture_output=True, text=True)
+    return done.stdout.strip()
