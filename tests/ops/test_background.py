@@ -82,6 +82,11 @@ def test_median_and_quantiles_match_torch() -> None:
             torch.testing.assert_close(Quantile(q)(z), expected)
 
 
+@pytest.mark.parametrize("estimator", [Quantile(0.5), Quantile(0.3), TrimmedMean(0.1)])
+def test_an_empty_batch_has_no_values(estimator: Callable[[Tensor], Tensor]) -> None:
+    assert estimator(torch.empty(0, 3, 4, 4)).shape == (0, 3, 1, 1)
+
+
 def test_quantile_of_a_map_that_torch_quantile_refuses() -> None:
     z = torch.arange(2**24 + 3, dtype=torch.float32).flip(0).reshape(1, 1, -1)
     with pytest.raises(RuntimeError, match="too large"):

@@ -47,6 +47,7 @@ from .layout import (
     map_sum,
     memory_order,
     over_maps,
+    positions,
 )
 
 Estimator = Callable[[Tensor], Tensor]
@@ -191,7 +192,7 @@ class TrimmedMean:
 def _flat_maps(z: Tensor) -> Tensor:
     """Return z (N, C, *) as (N, C, positions), in the accumulation dtype."""
     check_maps(z)
-    return z.to(accumulate_dtype(z.dtype)).reshape(*z.shape[:2], -1)
+    return z.to(accumulate_dtype(z.dtype)).reshape(*z.shape[:2], positions(z))
 
 
 def _kth(flat: Tensor, rank: int) -> Tensor:
