@@ -142,6 +142,19 @@ def test_layers_called_by_keyword_are_fused() -> None:
     assert report.count("fused") == 1
 
 
+def test_a_pooling_called_by_keyword_is_found() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.adaptive_avg_pool1d(input=self.norm(x), output_size=1)
+
+    model = Pooled()
+    assert trace_dataflow(model, [model.norm]).feeds_global_pool(model.norm)
+
+
 def test_filters_in_a_buffer_are_not_fused() -> None:
     model = Pair()
     weight = model.conv.weight.detach()

@@ -383,7 +383,8 @@ def _is_identity(node: fx.Node, root: nn.Module) -> bool:
 def _is_global_mean(node: fx.Node) -> bool:
     """Return whether a node that is not a module takes the mean of each map."""
     if node.target in _FUNCTIONAL_POOLS:
-        return _is_one(node.kwargs.get("output_size", node.args[-1]))
+        given = node.kwargs
+        return _is_one(given["output_size"] if "output_size" in given else node.args[-1])
     if node.target not in ("mean", torch.mean):
         return False
     dims: Any = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else ())
