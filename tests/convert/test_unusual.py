@@ -221,6 +221,9 @@ def test_frozen_batchnorms_stay_after_an_error() -> None:
     with pytest.raises(ValueError, match=r"where='nothing' matches no BatchNorm"):
         to_agc(model, "nothing", init="bn", frozen=True)
     assert isinstance(model[1], FrozenBatchNorm2d)
+    with pytest.raises(ValueError, match="`data` has no batches"):
+        to_agc(model, init="bn", frozen=True, data=[])
+    assert isinstance(model[1], FrozenBatchNorm2d)
     with pytest.raises(ValueError, match="frozen=True keeps the function"):
         to_agc(model, init="paper", frozen=True)
 

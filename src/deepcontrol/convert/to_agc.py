@@ -198,25 +198,24 @@ def to_agc(
     planned = stand_ins(model, kinds, where) | (batchnorms_of_frozen(model) if frozen else {})
     originals = {stand_in: norm for norm, stand_in in planned.items()}
     model = replace_modules(model, planned)
+    outputs, changes = None, []
+    # Plan all changes before the first one, so that an error leaves the model unchanged.
     try:
         conversion = Conversion(model, where, init, example, lam, kinds, originals)
         if init == "scratch":
             refuse_frozen({name: layer for layer, name in conversion.initialized.items()})
-    except Exception:
+        if data is not None:
+            reestimate_statistics(model, data)
+        warn_trained(conversion.selected, init, originals)
+        if init == "bn" and conversion.trial is not None and conversion.trial.can_compare:
+            outputs = example_outputs(model, example)
+        with torch.no_grad():
+            for name, norm in conversion.norms.items():
+                changes.append(conversion.convert(name, norm))
+            untied = conversion.tie()
+    except BaseException:
         replace_modules(model, originals)
         raise
-    if data is not None:
-        reestimate_statistics(model, data)
-    warn_trained(conversion.selected, init, originals)
-    outputs = None
-    if init == "bn" and conversion.trial is not None and conversion.trial.can_compare:
-        outputs = example_outputs(model, example)
-    changes = []
-    # Plan all changes before the first one, so that an error leaves the model unchanged.
-    with torch.no_grad():
-        for name, norm in conversion.norms.items():
-            changes.append(conversion.convert(name, norm))
-        untied = conversion.tie()
     conversion.set_consumers()
     before = set(model.parameters())
     scaled = conversion.initialize(model, generator)
