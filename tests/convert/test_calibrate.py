@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepcontrol import AGCConv2d, calibrate, reestimate_statistics
+from deepcontrol import AGC2d, AGCConv2d, calibrate, reestimate_statistics
 from deepcontrol.workbench.models import SegNet
 from tests.convert.networks import INPUTS, converted, with_random_parameters
 
@@ -48,6 +48,19 @@ class ByKeyword(nn.Module):
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> Tensor:
         del labels
         return self.neuron(input=pixel_values)
+
+
+class Own(AGC2d):
+    """A subclass that changes nothing."""
+
+
+@pytest.mark.parametrize("layer", [AGC2d(3, affine=False), Own(3)])
+def test_unfused_layers_become_batchnorms(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.ReLU(), layer).double()
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    calibrated = calibrate(model, [x])
+    assert type(calibrated[1]) is nn.BatchNorm2d
+    torch.testing.assert_close(calibrated(x), model(x))  # the mean is that of this sample
 
 
 def test_batches_are_passed_as_the_model_takes_them() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -81,6 +81,32 @@ def test_agc_layer_after_a_convolution_is_folded() -> None:
     bare = nn.Sequential(nn.Conv2d(3, 8, 3), AGC2d(8, affine=False))
     assert isinstance(fold(bare)[0], FoldedConv2d)
     torch.testing.assert_close(fold(bare)(x), bare(x), rtol=1e-5, atol=1e-5)
+    elsewhere = copy.deepcopy(bare).to("meta")  # the missing parameters are on its device too
+    assert fold(elsewhere)(x.to("meta")).shape == (3, 8, 7, 7)
+
+
+class Doubled(AGC2d):
+    """Overrides forward, so that Eq. 1 does not describe it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square()
+
+
+def test_agc_layers_of_other_classes() -> None:
+    x = torch.randn(2, 3, 9, 9)
+    doubled = with_random_parameters(nn.Sequential(nn.Conv2d(3, 8, 3), Doubled(8), nn.ReLU()))
+    torch.testing.assert_close(fold(doubled)(x), doubled(x), rtol=1e-5, atol=1e-5)
+    assert isinstance(calibrate(doubled, [x])[1], Doubled)
+
+    computed = with_random_parameters(nn.Sequential(nn.Conv2d(3, 8, 3), AGC2d(8)))
+    parametrize.register_parametrization(computed[1], "weight", Square())
+    assert isinstance(fold(computed)[0], FoldedConv2d)
+    torch.testing.assert_close(fold(computed)(x), computed(x), rtol=1e-5, atol=1e-5)
 
 
 def test_lambda_0_folds_to_a_plain_convolution() -> None:

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..nn.agc import _AGC
 from ..ops.layout import map_mean
 from .dry_run import accepts_keywords
-from .fold import _FoldedConv, fold, plain_conv
+from .fold import _FoldedConv, fold, is_plain_agc, plain_conv
 from .replace import parameters_of, replace_modules
 
 
@@ -52,7 +52,9 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
     """
     folded = fold(model)
     averages = {
-        module: _Average() for module in folded.modules() if isinstance(module, (_FoldedConv, _AGC))
+        module: _Average()
+        for module in folded.modules()
+        if isinstance(module, _FoldedConv) or is_plain_agc(module)
     }
     hooks = [
         module.register_forward_pre_hook(average.add, with_kwargs=True)
@@ -75,7 +77,8 @@ def calibrate(model: nn.Module, data: Iterable[Any]) -> nn.Module:
                 if mean is None:
                     missed.append(name)
                 else:
-                    constant[module] = _with_constant_mean(module, mean).eval()
+                    dtype = averages[module].dtype
+                    constant[module] = _with_constant_mean(module, mean, dtype).eval()
     if missed and not constant:
         raise ValueError(
             f"the data never reached {missed[0]!r} or any other AGC layer, so no mean is known: "
@@ -117,6 +120,7 @@ class _Average:
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
+        self.dtype = torch.float32  # of the means
         self.samples = 0
 
     def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -124,6 +128,7 @@ class _Average:
             means = module.means(*args, **kwargs)
         else:
             means = map_mean(args[0] if args else kwargs["input"])
+        self.dtype = means.dtype
         total = means.double().sum(0)
         self.total = total if self.total is None else self.total + total
         self.samples += len(means)
@@ -133,14 +138,20 @@ class _Average:
         return self.total / self.samples if self.total is not None and self.samples else None
 
 
-def _with_constant_mean(module: nn.Module, mean: Tensor) -> nn.Module:
-    """Return torch's own layer for a folded convolution or AGC, given its mean (C,)."""
+def _with_constant_mean(module: nn.Module, mean: Tensor, dtype: torch.dtype) -> nn.Module:
+    """Return torch's own layer for a folded convolution or AGC, given its mean (C,).
+
+    Args:
+        module: The layer.
+        mean: The average of its means, in fp64.
+        dtype: Of the means.
+    """
     if isinstance(module, _FoldedConv):
         bias = module.bias - module.mean_scale * mean
         return plain_conv(module, bias.to(module.bias.dtype))
     assert isinstance(module, _AGC)
-    parameters = parameters_of(module)
-    dims = next(d for d in (1, 2, 3) if type(module).__name__ == f"AGC{d}d")
+    parameters = parameters_of(module, mean.to(dtype))
+    dims = max(module._dims) - 2
     norm: nn.Module = getattr(nn, f"BatchNorm{dims}d")(module.num_features, eps=0.0)
     norm = norm.to(parameters.gain)
     norm.running_mean.copy_(parameters.mean_scale * mean)  # type: ignore[operator]

@@ -126,19 +126,26 @@ def fold(model: nn.Module) -> nn.Module:
 
 def _fuse_agc_layers(model: nn.Module) -> dict[nn.Module, nn.Module]:
     """Return an AGCConv for each convolution that feeds only an AGC layer."""
-    layers = [m for m in model.modules() if isinstance(m, _AGC) and not has_hooks(m)]
+    layers = [m for m in model.modules() if is_plain_agc(m) and not has_hooks(m)]
     flow = trace_dataflow(model, layers)
     replacements: dict[nn.Module, nn.Module] = {}
     for layer in layers:
         found = match_conv_norm_act(layer, flow)
         if isinstance(found, str):
             continue
-        neuron = make_agc_conv(found.conv, parameters_of(layer), found.activation, found.conv.bias)
+        parameters = parameters_of(layer, found.conv.weight)
+        neuron = make_agc_conv(found.conv, parameters, found.activation, found.conv.bias)
         replacements[found.conv] = neuron
         replacements[layer] = nn.Identity()
         if found.activation_module is not None:
             replacements[found.activation_module] = nn.Identity()
     return replacements
+
+
+def is_plain_agc(module: nn.Module) -> TypeGuard[_AGC]:
+    """Return whether a module is an AGC1d/2d/3d that does not override forward."""
+    plain = isinstance(module, _AGC) and type(module).forward is _AGC.forward
+    return plain and "forward" not in vars(module)
 
 
 def _fold_linear(layer: AGCLinear) -> nn.Module:

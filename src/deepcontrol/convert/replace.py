@@ -113,17 +113,23 @@ def make_agc_layer(dims: int, parameters: AGCParameters) -> _AGC:
     return layer
 
 
-def parameters_of(layer: _AGC) -> AGCParameters:
-    """Return the parameters of an AGC layer, with 1, 0 and 1 for missing ones."""
+def parameters_of(layer: _AGC, like: Tensor) -> AGCParameters:
+    """Return the parameters of an AGC layer, with 1, 0 and 1 for missing ones.
+
+    Args:
+        layer: The layer.
+        like: Has the dtype and device of the parameters if the layer has none.
+    """
     given = (layer.weight, layer.bias, layer.mean_scale)
-    defaults = (1.0, 0.0, 1.0)
-    like = next((a for a in given if a is not None), torch.empty(0))
-    return AGCParameters(
-        *(
-            nn.Parameter(like.new_full((layer.num_features,), default)) if a is None else a
-            for a, default in zip(given, defaults, strict=True)
-        )
-    )
+    like = next((a for a in given if a is not None), like)
+
+    def parameter(value: Tensor | None, default: float) -> nn.Parameter:
+        if value is None:
+            value = like.new_full((layer.num_features,), default)
+        # A parametrized layer computes its parameters.
+        return value if isinstance(value, nn.Parameter) else nn.Parameter(value.detach())
+
+    return AGCParameters(*map(parameter, given, (1.0, 0.0, 1.0)))
 
 
 def conv_options(conv: _ConvNd) -> dict[str, Any]:
