@@ -24,6 +24,7 @@ from deepcontrol.workbench.predict.tiling import (
     core_logits,
     cut_tiles,
     label_blended,
+    label_resized,
     label_tiled,
     read_window,
     round_up,
@@ -238,6 +239,19 @@ class RandomLogits(nn.Module):
         generator = torch.Generator().manual_seed(int(1000 * x.double().abs().sum()))
         logits = 3 * torch.randn(x.shape, generator=generator)
         return ClassesAndContour(logits, logits[:, :1])
+
+
+def test_resized_outputs_that_are_not_finite() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(torch.nan))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * x
+
+    with pytest.raises(ValueError, match="not finite"):
+        label_resized(Broken().eval(), noise(40, 64), (32, 32))
 
 
 def reference_blended(

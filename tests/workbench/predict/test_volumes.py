@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from deepcontrol.workbench.data.volumes import Statistics, moments, normalize
@@ -15,7 +16,9 @@ from deepcontrol.workbench.predict.volumes import (
     VolumeFormat,
     VolumeNetwork,
     class_probabilities,
+    find_jobs,
     gaussian_weights,
+    predict_volumes,
 )
 
 CROP = (8, 8, 8)
@@ -71,6 +74,30 @@ def test_outputs_that_are_not_finite() -> None:
     torch.nn.init.constant_(model.scale, float("nan"))
     with pytest.raises(ValueError, match="not finite"):
         class_probabilities(network(model), np.ones((1, *CROP), np.float32))
+
+
+def test_inputs_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a.nii.gz").touch()
+    (tmp_path / "b-probabilities.nii.gz").touch()
+    assert len(find_jobs([tmp_path], 1, tmp_path / "out")) == 2
+    with pytest.raises(ValueError, match=r"a\.nii\.gz is an input volume.*--out"):
+        find_jobs([tmp_path], 1, tmp_path / ".." / tmp_path.name)
+    (tmp_path / "b.nii.gz").touch()
+    both = [tmp_path / "b.nii.gz", tmp_path / "b-probabilities.nii.gz"]
+    with pytest.raises(ValueError, match=r"is an input volume"):
+        find_jobs(both, 1, tmp_path)
+
+
+def test_a_failed_device_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.nii.gz").touch()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(volumes, "case_probabilities", fail)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        predict_volumes(network(), [tmp_path], tmp_path / "out", Console(), Console())
 
 
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

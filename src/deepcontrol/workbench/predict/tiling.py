@@ -212,6 +212,9 @@ def label_resized(
 
     The image is resized to fit into `size` and padded, as in training. The logits are interpolated
     back to its own size. `probabilities` (classes, H, W) is filled if it is given.
+
+    Raises:
+        ValueError: A logit is not finite. argmax would count NaN as a class.
     """
     height, width = image.size
     pixels = fit_image(image.read((0, height), (0, width)), size)
@@ -219,7 +222,10 @@ def label_resized(
     outputs = model(normalized(torch.from_numpy(pixels).to(device).unsqueeze(0)))
     logits: Tensor = getattr(outputs, "classes", outputs)  # ClassNet also returns contours
     own = fitting(image.size, size)
-    return enlarge_labels(logits[:, :, : own[0], : own[1]].float(), image.size, probabilities)
+    logits = logits[:, :, : own[0], : own[1]].float()
+    if not torch.isfinite(logits).all():
+        raise ValueError(NOT_FINITE)
+    return enlarge_labels(logits, image.size, probabilities)
 
 
 def enlarge_labels(

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from ..train.build import build_model
 from ..train.checkpoint import load_of_run
 from ..train.config_file import check_code, load_config
 from ..train.evaluate import evaluating
-from ..train.faults import check_weights
+from ..train.faults import check_weights, is_device_failure
 from ..train.snapshot import load_weights
 from .tiling import NOT_FINITE, free_memory
 
@@ -111,7 +112,8 @@ def find_jobs(paths: Sequence[Path], channels: int, out: Path) -> list[Job]:
     """List the cases of files and folders, in nnU-Net's naming for several channels.
 
     Raises:
-        ValueError: A path does not exist, is no NIfTI file, or a case lacks a channel.
+        ValueError: A path does not exist, is no NIfTI file, a case lacks a channel, or outputs
+            would overwrite an input or each other.
     """
     files: list[Path] = []
     for path in paths:
@@ -144,6 +146,13 @@ def find_jobs(paths: Sequence[Path], channels: int, out: Path) -> list[Job]:
         raise ValueError(
             f"several cases would be written to {', '.join(twice)}: predict them one by one"
         )
+    inputs = set(map(os.path.realpath, files))
+    for path in (path for job in jobs for path in (job.labels, job.probabilities)):
+        if os.path.realpath(path) in inputs:
+            raise ValueError(
+                f"{path} is an input volume, and a prediction would overwrite it: choose another "
+                "folder with --out"
+            )
     return jobs
 
 
@@ -267,6 +276,8 @@ def predict_volumes(
                     write_nifti(job, job.probabilities, found)
                     written += f", {job.probabilities.name}"
             except Exception as error:  # continue with the other volumes
+                if is_device_failure(error):  # the others would all fail
+                    raise
                 failed += 1
                 errors.print(
                     f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True
