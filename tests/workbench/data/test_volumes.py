@@ -12,7 +12,13 @@ from deepcontrol.workbench.cli import main
 from deepcontrol.workbench.data import VOID, DataError
 from deepcontrol.workbench.data.nifti import read_nifti, resampled_shape, voxel_size
 from deepcontrol.workbench.data.nnunet import read_layout
-from deepcontrol.workbench.data.volumes import CT_PERCENTILES, load_case, open_nnunet, to_classes
+from deepcontrol.workbench.data.volumes import (
+    CT_PERCENTILES,
+    _load_case,
+    load_case,
+    open_nnunet,
+    to_classes,
+)
 from deepcontrol.workbench.folders import storage
 from deepcontrol.workbench.train.config import Train
 from deepcontrol.workbench.train.config_file import load_config
@@ -70,6 +76,20 @@ def test_tiles_cover_each_voxel_once(root: Path) -> None:
     assert split.size == CROP
     assert split.channels == 2
     assert split.classes == ("background", "ball")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04"])
+def test_a_damaged_cache_is_decoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = make(tmp_path / "data", cases=2)
+    dataset = open_nnunet(root, "train", CROP).dataset
+    expected = load_case(dataset.cases[0], dataset.layout).labels
+    _load_case.cache_clear()
+    next((tmp_path / "cache").rglob("*.image.npy")).write_bytes(content)
+    found = load_case(dataset.cases[0], dataset.layout)
+    assert found.image.shape == (2, *expected.shape)
 
 
 def test_small_volumes_are_padded_without_labels(root: Path) -> None:

@@ -281,11 +281,12 @@ def _load_case(
     index = stem.with_name(f"{stem.name}.json")
     for _ in range(2):
         try:
-            image, labels = (np.load(path, mmap_mode="r") for path in paths)
+            # Unlike np.load, it raises ValueError for anything that is not a .npy file.
+            image, labels = (np.lib.format.open_memmap(path, mode="r") for path in paths)
             about = read_json(index)
             points = np.array(about["points"], np.int64).reshape(-1, 3)
             return Volume(image, labels, Statistics(about["mean"], about["std"], points))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError, TypeError):
             _decode(case, layout, spacing, paths, index)
     raise OSError(f"{paths[0].parent} does not keep the decoded volumes: is its disk full?")
 
