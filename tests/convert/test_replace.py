@@ -112,6 +112,16 @@ def test_more_than_padding_is_not_fused(conv: nn.Conv2d) -> None:
 def test_pairs_that_do_not_fit_raise() -> None:
     with pytest.raises(ValueError, match=r"pair for each of 2 dimensions, got padding=\(\(0, 1\)"):
         AGCConv2d(3, 8, 3, padding=((0, 1),))
+    with pytest.raises(
+        ValueError, match=r"pair for each of 2 dimensions, got padding=\(1, \(0, 1\)"
+    ):
+        AGCConv2d(3, 8, 3, padding=(1, (0, 1)))
+
+
+def test_pairs_may_be_lists() -> None:
+    x, neuron = torch.randn(1, 3, 8, 8), AGCConv2d(3, 8, 3, padding=[[0, 1], (2, 0)])
+    assert neuron.padding == ((0, 1), (2, 0))
+    assert neuron(x).shape == (1, 8, 7, 8)
 
 
 def test_strided_same_padding_in_one_dimension() -> None:

@@ -22,19 +22,21 @@ class FlexiblePadding:
     _reversed_padding_repeated_twice: list[int]
 
     def __init__(self, *args: Any, stride: Any = 1, padding: Any = 0, **kwargs: Any) -> None:
-        pairs = isinstance(padding, tuple) and any(isinstance(p, tuple) for p in padding)
+        sides = _tuple(padding)
+        pairs = any(isinstance(side, (tuple, list)) for side in sides)
         strided_same = padding == "same" and set(_tuple(stride)) != {1}
         torch_padding = 0 if pairs or strided_same else padding
         super().__init__(*args, stride=stride, padding=torch_padding, **kwargs)  # type: ignore[call-arg]
-        if pairs or strided_same:
+        if strided_same:
             self.padding = padding
         if pairs:
-            if len(padding) != len(self.stride) or any(len(pair) != 2 for pair in padding):
+            self.padding = tuple(map(_tuple, sides))
+            if len(sides) != len(self.stride) or any(len(pair) != 2 for pair in self.padding):
                 raise ValueError(
                     f"expected one (before, after) pair for each of {len(self.stride)} dimensions, "
                     f"got padding={padding}"
                 )
-            self._reversed_padding_repeated_twice = [p for pair in padding[::-1] for p in pair]
+            self._reversed_padding_repeated_twice = [p for pair in self.padding[::-1] for p in pair]
 
     @property
     def has_own_padding(self) -> bool:
