@@ -212,6 +212,17 @@ def test_invalid_run_folders(
         assert "invalid classes and colors" in error_of(run)
 
 
+def test_an_error_of_the_network_is_not_one_of_its_classes(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("own_network() got an unexpected keyword argument")
+
+    monkeypatch.setattr("deepcontrol.workbench.train.build.build_network", fail)
+    with pytest.raises(TypeError, match="own_network"):
+        load_network(run, "best", torch.device("cpu"))
+
+
 def test_no_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(run)]) == 1
     assert "name an image or a folder" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +20,9 @@ from torch import nn
 from ..data.sample import Palette
 from ..folders.runfolder import CONFIG
 from ..terminal import Size
-from ..train.build import build_model
-from ..train.checkpoint import load_of_run
 from ..train.config_file import check_code, load_config
 from ..train.distributed import choose_device
-from ..train.faults import check_weights, is_device_failure, is_out_of_memory
-from ..train.snapshot import load_weights
+from ..train.faults import is_device_failure, is_out_of_memory
 from .classes import classify, load_classifier
 from .images import ImageFile, Job, PixelFormat, find_jobs, write_legend, write_outputs
 from .tiling import (
@@ -40,6 +37,7 @@ from .tiling import (
     round_up,
     window_grid,
 )
+from .trained import load_model
 from .volumes import load_volume_network, predict_volumes
 
 __all__ = ["Network", "Predict", "load_network", "run_predict"]
@@ -158,14 +156,12 @@ def load_network(
     config = check_code(config, run, model_name)
     try:
         classes, palette = _classes(derived)
-        model = build_model(config, len(classes))
-        load_weights(model, load_of_run(run, checkpoint).model)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / CONFIG}: invalid classes and colors: {error}") from error
-    check_weights(model, run / checkpoint)
+    model = load_model(run, checkpoint, config, len(classes), device)
     trained_on_crops = derived.get("image_size", list(config.image_size)) != list(config.image_size)
     needs_window = trained_on_crops and config.norm in CROP_DEPENDENT_NORMS
-    network = Network(model.eval().to(device), classes, palette, config.norm)
+    network = Network(model, classes, palette, config.norm)
     if config.has_own_images:
         network = replace(network, pixels=PixelFormat.of_run(config.in_channels, derived))
         if config.fit == "resize":
@@ -211,6 +207,19 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
     network = load_network(command.run, command.checkpoint, device, command.model)
     if command.tile is not None:
         network = _without_windows(network)
+    failed = _predict_all(network, jobs, command, console, errors)
+    if failed < len(jobs):
+        legend = write_legend(out, network.classes, network.palette)
+        console.print(escape(f"Legend: {legend}"), highlight=False, soft_wrap=True)
+    if failed:
+        console.print(f"{failed} of {len(jobs)} images failed.", style="bold")
+    return 1 if failed else 0
+
+
+def _predict_all(
+    network: Network, jobs: Sequence[Job], command: Predict, console: Console, errors: Console
+) -> int:
+    """Label the images and report those that fail. Return their number."""
     failed = 0
     with Progress(console=console, transient=True) as progress:
         images = progress.add_task("images", total=len(jobs))
@@ -235,12 +244,7 @@ def run_predict(command: Predict, console: Console, errors: Console) -> int:
                     f"[bold red]error:[/] {escape(reason)}", highlight=False, soft_wrap=True
                 )
             progress.advance(images)
-    if failed < len(jobs):
-        legend = write_legend(out, network.classes, network.palette)
-        console.print(escape(f"Legend: {legend}"), highlight=False, soft_wrap=True)
-    if failed:
-        console.print(f"{failed} of {len(jobs)} images failed.", style="bold")
-    return 1 if failed else 0
+    return failed
 
 
 def _without_windows(network: Network) -> Network:

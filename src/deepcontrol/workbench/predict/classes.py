@@ -20,13 +20,10 @@ from ..data.pixels import cover_and_crop
 from ..folders.runfolder import CONFIG
 from ..folders.storage import write_atomic
 from ..terminal import printable
-from ..train.build import build_model
-from ..train.checkpoint import load_of_run
 from ..train.config_file import check_code, load_config
-from ..train.faults import check_weights
-from ..train.snapshot import load_weights
 from .images import ImageFile, images_in
 from .tiling import NOT_FINITE, free_memory
+from .trained import load_model
 
 BATCH = 32
 TABLE = "predictions.csv"
@@ -72,11 +69,8 @@ def load_classifier(
     names = derived.get("classes")
     if not isinstance(names, list) or not names:
         raise ValueError(f"{run / CONFIG}: expected a list of classes, got {names!r}")
-    model = build_model(config, len(names))
-    load_weights(model, load_of_run(run, checkpoint).model)
-    check_weights(model, run / checkpoint)
-    classes = tuple(map(str, names))
-    return Classifier(model.eval().to(device), classes, config.image_size, config.in_channels)
+    model = load_model(run, checkpoint, config, len(names), device)
+    return Classifier(model, tuple(map(str, names)), config.image_size, config.in_channels)
 
 
 def classify(

@@ -25,13 +25,11 @@ from ..data.volumes import Intensities, Statistics, moments, normalize
 from ..folders.runfolder import CONFIG
 from ..folders.storage import replacing
 from ..terminal import format_size
-from ..train.build import build_model
-from ..train.checkpoint import load_of_run
 from ..train.config_file import check_code, load_config
 from ..train.evaluate import evaluating
-from ..train.faults import check_weights, is_device_failure
-from ..train.snapshot import load_weights
+from ..train.faults import is_device_failure
 from .tiling import NOT_FINITE, free_memory
+from .trained import load_model
 
 
 class VolumeFormat(NamedTuple):
@@ -96,11 +94,8 @@ def load_volume_network(
         classes = tuple(str(name) for name in derived["classes"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / CONFIG}: invalid classes: {error}") from error
-    model = build_model(config, len(classes))
-    load_weights(model, load_of_run(run, checkpoint).model)
-    check_weights(model, run / checkpoint)
     return VolumeNetwork(
-        model.eval().to(device),
+        load_model(run, checkpoint, config, len(classes), device),
         classes,
         config.in_channels,
         config.sample_size,
