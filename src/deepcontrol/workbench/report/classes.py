@@ -158,12 +158,10 @@ def draw_confusion(run: Run) -> Figure | None:
         axes.set_yticks(range(len(shown)), labels)
         axes.set(xlabel="predicted", ylabel="true class")
         axes.set_title("Confusion, % of each true class")
-        if len(shown) <= NUMBERED:
-            for y, row in enumerate(shares):
-                for x, share in enumerate(row):
-                    if share >= 0.5 or x == y:
-                        color = "white" if share > 55 else INK
-                        text = f"{share:.0f}"
-                        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=color)
+        cells = [(x, y, share) for y, row in enumerate(shares) for x, share in enumerate(row)]
+        for x, y, share in cells if len(shown) <= NUMBERED else ():
+            if share >= 0.5 or x == y:
+                color = "white" if share > 55 else INK
+                axes.text(x, y, f"{share:.0f}", ha="center", va="center", fontsize=7, color=color)
         figure.colorbar(image, shrink=0.8)
     return figure

@@ -82,16 +82,21 @@ def claim_folder(config: Train) -> Iterator[RunLock]:
                 yield held
             except Exception as error:
                 if is_ours and held.is_valid and not isinstance(error, Stopped):
-                    with suppress(OSError, ValueError):
-                        if not load_config(config.out)[1]:  # without derived values
-                            path.unlink()
-                            held.remove()
+                    _withdraw(config.out, held)
                 raise
     except Exception:
         with suppress(OSError):  # another run, or a file that stays
             for folder in missing:
                 folder.rmdir()
         raise
+
+
+def _withdraw(run: Path, held: RunLock) -> None:
+    """Remove configuration and lock of a run that was not set up yet."""
+    with suppress(OSError, ValueError):
+        if not load_config(run)[1]:  # without derived values
+            (run / CONFIG).unlink()
+            held.remove()
 
 
 @contextmanager
