@@ -226,7 +226,7 @@ def read_json(path: Path) -> Any:
 def write_json(
     path: Path, content: Mapping[str, Any], indent: int, inside: Path | None = None
 ) -> None:
-    """Write an object with its checksum. See `output.replacing` for `inside`."""
+    """Write an object with its checksum. See `replacing` for `inside`."""
     text = json.dumps(content, indent=indent, allow_nan=False)
     write_atomic(path, add_checksum(text) + "\n", inside)
 

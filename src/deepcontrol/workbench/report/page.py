@@ -138,7 +138,7 @@ def write_page(
         runs: The runs.
         refused: Why some folders are not shown.
         folder: Folder of the page.
-        key: Identifies the runs (`place.page_key`).
+        key: Identifies the runs (`page_key` of the package).
         refresh: Seconds after which the page reloads itself; None for never.
         inside: Folder that the user named, if `folder` is below it.
     """
