@@ -101,6 +101,16 @@ def test_loading_batchnorm_into_a_meta_model() -> None:
         model.load_state_dict(nn.BatchNorm2d(4).state_dict(), assign=True)
     assert torch.equal(model.mean_scale, torch.ones(4))
 
+    with torch.device("meta"):
+        model = AGC2d(4)
+    state = nn.BatchNorm2d(4, affine=False).state_dict()
+    missing = r"Missing key\(s\) in state_dict: \"weight\", \"bias\""
+    with (
+        pytest.warns(UserWarning, match="running_mean"),
+        pytest.raises(RuntimeError, match=missing),
+    ):
+        model.load_state_dict(state, assign=True)
+
 
 def test_bias_false_has_no_beta() -> None:
     layer = AGC2d(4, bias=False)

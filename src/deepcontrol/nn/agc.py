@@ -130,8 +130,9 @@ class _AGC(FxLeaf, HasNoise, nn.Module):
                 del state_dict[key]
             if self.mean_scale is not None:
                 own = self.mean_scale.detach()
-                if own.is_meta:  # load_state_dict(assign=True) needs a real tensor for lambda
-                    own = torch.ones_like(state_dict[prefix + "weight"])
+                weight = state_dict.get(prefix + "weight")
+                if own.is_meta and weight is not None:
+                    own = torch.ones_like(weight)  # load_state_dict(assign=True) needs a real one
                 state_dict.setdefault(prefix + "mean_scale", own)
             warnings.warn(
                 f"the state dict is from a BatchNorm: {', '.join(statistics)} dropped, because AGC "
