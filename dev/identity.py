@@ -1,4 +1,4 @@
-"""Print digests of four tiny training runs and of the committed study's verdicts.
+"""Print digests of four tiny training runs and of the verdicts on the committed study's runs.
 
     python dev/identity.py                      (before and after a refactoring, on one machine)
     PYTHONPATH=OTHER_CHECKOUT/src python dev/identity.py
@@ -9,6 +9,7 @@ A refactoring must not change a line. The digests depend on the CPU and on torch
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,13 +36,27 @@ def main() -> None:
             run = Path(folder, name)
             train(run, f"{SHARED} {flags}".split())
             print(f"{name:10s} weights {weights_digest(run)}  metrics {metrics_digest(run)}")
-    print(f"{'study':10s} verdicts {verdicts_digest(ROOT / 'results' / 'camvid')}")
+        study = Path(folder, "camvid")
+        judge_again(ROOT / "results" / "camvid", study)
+        print(f"{'study':10s} verdicts {verdicts_digest(study)}")
 
 
 def train(run: Path, flags: list[str]) -> None:
-    command = [sys.executable, "-m", "deepcontrol", "train", "--out", str(run), *flags]
+    deepcontrol("train", "--out", str(run), *flags)
+
+
+def judge_again(committed: Path, study: Path) -> None:
+    """Copy the runs of a study and judge its claims, without training."""
+    shutil.copytree(committed / "runs", study / "runs")
+    shutil.copyfile(committed / "bench.csv", study / "bench.csv")
+    words = ["--preset", committed.name, "--data-root", committed.name, "--minutes", "0"]
+    deepcontrol("reproduce", "--out", str(study), *words, "--bench", str(study / "bench.csv"))
+
+
+def deepcontrol(*words: str) -> None:
     # One thread: the order of sums, and with it the last bits, depends on their number.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "deepcontrol", *words]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 

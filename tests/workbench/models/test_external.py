@@ -106,6 +106,16 @@ def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             build_external(model, external_task(model) or "segmentation", 3, "agc")
 
 
+def test_missing_dependency_of_a_library_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "timm.py").write_text("import httpx_of_nobody")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(ValueError, match=r"cannot be imported .*httpx_of_nobody"):
+        build_external("timm:resnet18", "classification", 3, "agc")
+
+
 def test_outputs() -> None:
     logits = torch.zeros(1)
     for outputs in (logits, {"logits": logits}, (logits, 3), [logits]):

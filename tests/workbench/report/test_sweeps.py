@@ -150,3 +150,13 @@ def test_chart_of_a_sweep() -> None:
     assert crosses[0].get_color() == lines["BatchNorm"].get_color()
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "128"]
     assert draw_sweep(Sweep("empty", "x", ())).axes[0].get_title(loc="left") == "empty"
+
+
+def test_sweeps_without_runs_are_left_out(folder: Path) -> None:
+    empty = replace(SWEEP, title="Plain networks: error by depth", series=())
+    write_study(folder, replace(read_study(folder), sweeps=(SWEEP, empty)))
+    assert main(["report", str(folder)]) == 0
+    for page in ("index.html", "verdicts.md"):
+        text = (folder / page).read_text()
+        assert SWEEP.title in text
+        assert empty.title not in text

@@ -86,6 +86,15 @@ def test_trains_a_network_on_datasets(tmp_path: Path) -> None:
     assert drawn == ["epoch-0002.png", "epoch-0003.png", "worst-0002.png", "worst-0003.png"]
 
 
+def test_recipe_does_not_augment_datasets(tmp_path: Path) -> None:
+    chosen = settings(tmp_path, recipe="best")
+    assert chosen.augment == "strong"
+    config = Trainer(chosen, network(), Halves(6), Halves(3)).config
+    assert (config.augment, config.class_weights, config.schedule) == (None, "none", "cosine")
+    with pytest.raises(ValueError, match="augment is not for torch Datasets"):
+        Trainer(settings(tmp_path, augment="flip"), network(), Halves(6), Halves(3))
+
+
 def test_classification_by_numbers(tmp_path: Path) -> None:
     images = torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(images, (images.mean((1, 2, 3)) > 0).long())

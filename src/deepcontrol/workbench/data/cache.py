@@ -27,6 +27,7 @@ from ..hardware import total_memory
 from .sample import Palette, Progress, ReadsAll, Size, Source, Task
 
 FORMAT = 3  # part of the folder name; increase it when the stored content changes
+INDEX = "index.json"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Stored arrays. The segments of classification are zeros.
 _ARRAYS: dict[Task, tuple[str, ...]] = {
@@ -138,7 +139,7 @@ def _build(
             "crc32": {name: _checksum(array) for name, array in arrays.items()}
             | {"histogram": _checksum(histogram)},
         }
-        write_json(temporary / "index.json", index, indent=2)
+        write_json(temporary / INDEX, index, indent=2)
         del arrays  # closes the files
         for file in (*temporary.iterdir(), temporary):
             sync(file)  # the rename must not become durable before the content
@@ -219,7 +220,7 @@ def _explain_full_disk(folder: Path, source: Source, needed: int) -> Iterator[No
 
 def _is_valid(place: Path, task: Task) -> bool:
     try:
-        index = read_json(place / "index.json")
+        index = read_json(place / INDEX)
         arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS[task]}
         arrays["histogram"] = np.array(index["histogram"], np.int64)
         return index["crc32"] == {name: _checksum(array) for name, array in arrays.items()}
@@ -228,7 +229,7 @@ def _is_valid(place: Path, task: Task) -> bool:
 
 
 def _open(place: Path, source: Source) -> Cache:
-    index = read_json(place / "index.json")
+    index = read_json(place / INDEX)
     # Copy-on-write: torch.from_numpy warns about read-only arrays. Nothing writes to these.
     names = _ARRAYS[source.task]
     arrays = {name: np.load(place / f"{name}.npy", mmap_mode="c") for name in names}

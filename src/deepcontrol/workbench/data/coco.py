@@ -24,6 +24,7 @@ from .folder import Files, FolderOptions, FolderSource, find_places
 from .pixels import decode, to_eight_bit
 from .sample import DataError, Sample, check_split, distinct_colors
 
+ALL, EXPORTED = "annotations.json", "_annotations.coco.json"
 BACKGROUND = "background"
 MAX_INSTANCES = 65535
 RECENT = 8  # images whose tiles are read one after the other
@@ -153,7 +154,7 @@ def open_coco(
 
 def is_coco(root: Path) -> bool:
     """Return whether a folder has COCO annotations."""
-    files = ("annotations.json", "_annotations.coco.json", "train/_annotations.coco.json")
+    files = (ALL, EXPORTED, f"train/{EXPORTED}")
     return any((root / name).is_file() for name in files) or any(root.glob("annotations/*.json"))
 
 
@@ -167,20 +168,20 @@ def find_annotations(root: Path) -> dict[str, Path]:
         raise DataError(root, "is a file, expected a folder" if root.exists() else "no such folder")
     found: dict[str, Path] = {}
     for split, folders in (("train", ("train",)), ("val", ("val", "valid", "validation"))):
-        beside = [root / name / "_annotations.coco.json" for name in folders]
+        beside = [root / name / EXPORTED for name in folders]
         listed = sorted((root / "annotations").glob(f"*{split}*.json"))
         instances = [path for path in listed if path.name.startswith("instances")]
         found |= _only(split, [p for p in beside if p.is_file()] or instances or listed)
     if len(found) == 2:
         return found
-    single = [root / "annotations.json", root / "_annotations.coco.json"]
+    single = [root / ALL, root / EXPORTED]
     single = [path for path in single if path.is_file()]
     single = single or list(found.values()) or sorted((root / "annotations").glob("*.json"))
     if not single:
         raise DataError(
             root,
             "has no COCO annotations: expected annotations/*train*.json and annotations/*val*.json,"
-            " train/_annotations.coco.json and valid/_annotations.coco.json, or annotations.json",
+            f" train/{EXPORTED} and valid/{EXPORTED}, or {ALL}",
         )
     (path,) = _only("both", single).values()
     return {"train": path, "val": path}

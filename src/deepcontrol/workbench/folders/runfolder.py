@@ -280,7 +280,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 def read_config(folder: Path) -> Row:
     """Return the content of config.json.
 
-    The keys are "config", "derived", "versions", "commit" and "machine".
+    The keys are "config", "derived", "versions", "commit", "machine" and "threads".
 
     Raises:
         ValueError: The folder has no config.json, or a damaged one. If a checkpoint holds an intact

@@ -207,9 +207,10 @@ def _library(origin: str) -> Any:
     install = f"pip install {package.replace('_', '-')}"
     try:
         return importlib.import_module(package)
-    except ModuleNotFoundError:
-        raise ValueError(f"{origin}: needs {package}, which is not installed: {install}") from None
     except (ImportError, RuntimeError, OSError) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            message = f"{origin}: needs {package}, which is not installed: {install}"
+            raise ValueError(message) from None
         advice = f"{install} --upgrade"
         if "torchvision::" in str(error):  # its operators were built for another torch
             advice = "install the torchvision that belongs to this build of torch"

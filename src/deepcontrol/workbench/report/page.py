@@ -327,7 +327,7 @@ def write_sweeps(study: Study, out: Path) -> list[tuple[Sweep, str]]:
     """Save the sweeps' charts as sweep1, sweep2, ...; return sweeps with data URIs."""
     return [
         (sweep, save_figure(draw_sweep(sweep), out, f"sweep{i}"))
-        for i, sweep in enumerate(study.sweeps, 1)
+        for i, sweep in enumerate(text.begun_sweeps(study), 1)
     ]
 
 

@@ -342,12 +342,17 @@ def verdicts_markdown(study: Study) -> str:
     parts = [f"**{counts_text(study)}.** {finished_text(study)}: {protocol_text(study)}."]
     for group, claims in grouped_claims(study).items():
         parts += [f"## {group.capitalize()}", verdict_table(claims)]
-    for sweep in study.sweeps:
+    for sweep in begun_sweeps(study):
         parts += [f"## {sweep.title}", sweep_table(sweep), *filter(None, [edges_text(sweep)])]
     return "\n\n".join([*parts, *filter(None, [study.note])])
 
 
 # Sweeps
+
+
+def begun_sweeps(study: Study) -> list[Sweep]:
+    """Return the sweeps with at least one trained network."""
+    return [sweep for sweep in study.sweeps if any(series.points for series in sweep.series)]
 
 
 def sweep_table(sweep: Sweep) -> str:

@@ -85,7 +85,7 @@ def load_config(run: Path) -> tuple[Train, dict[str, Any]]:
 
 
 def save_config(config: Train, derived: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Write config.json. `about` holds versions, commit and machine.
+    """Write config.json. `about` holds versions, commit, machine and threads.
 
     A run writes it before its data are decoded, with empty `derived` and `about`, and again with
     both before its first step.

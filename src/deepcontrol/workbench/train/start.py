@@ -2,7 +2,6 @@
 
 import math
 import platform
-import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -333,14 +332,14 @@ def changed_threads(run: Path, device: torch.device) -> str:
 
     Sums are split over the threads, so that their last bits depend on the number.
     """
-    before = re.search(r", (\d+) threads?, ", str(runfolder.read_config(run).get("machine")))
+    before = runfolder.read_config(run).get("threads")  # older runs have no such key
     now = torch.get_num_threads()
-    if device.type != "cpu" or before is None or int(before[1]) == now:
+    if device.type != "cpu" or not isinstance(before, int) or before == now:
         return ""
     return (
-        f"this run used {before[1]} threads before, and {now} now: its results may differ in the "
+        f"this run used {before} threads before, and {now} now: its results may differ in the "
         f"last bits from those of an uninterrupted run. For the same bits, set OMP_NUM_THREADS="
-        f"{before[1]}."
+        f"{before}."
     )
 
 
@@ -410,13 +409,14 @@ def derived_from_source(source: Source | DatasetSplit) -> dict[str, Any]:
 
 
 def about(machine: str) -> Mapping[str, Any]:
-    """Return the versions, the commit and the machine of this process."""
+    """Return the versions, the commit, the machine and the threads of this process."""
     versions = {
         "deepcontrol": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    return {"versions": versions, "commit": _commit(), "machine": machine}
+    threads = torch.get_num_threads()
+    return {"versions": versions, "commit": _commit(), "machine": machine, "threads": threads}
 
 
 def _commit() -> str | None:

@@ -210,6 +210,8 @@ def _with_data(config: Train, train: Source | DatasetSplit, model: nn.Module | N
         "size": train.size,
         "channels": train.channels,
     }
+    if config.augment == config.recipe_values().augment:
+        changes["augment"] = None  # a recipe does not augment the samples of torch Datasets
     if model is not None:
         changes |= {"model": CUSTOM, "norm": norm_of(model)}
     return replace(config, **changes)
