@@ -4,7 +4,8 @@
 
 The README has `in_short` of results/camvid, `recipe_in_short` of results/segmentation-recipe, and
 `cifar_in_short` of results/cifar-batch; docs/ has the whole tables of the three: `verdicts`,
-`of_recipe`, and `by_batch_size`. `recurrent` is the table of benchmarks/recurrent.py.
+`of_recipe`, and `by_batch_size`. `of_proposals` is the table of results/proposals-small, and
+`recurrent` that of benchmarks/recurrent.py.
 """
 
 import csv
@@ -18,12 +19,15 @@ from textwrap import fill
 
 from deepcontrol.workbench.folders.studyfolder import Measurement, Study, read_study
 from deepcontrol.workbench.report.text import (
+    by_measure,
     counts_text,
     finished_text,
     grouped_claims,
     join_words,
+    lacks_runs,
     measurement_text,
     protocol_text,
+    short_labels,
     verdict_table,
 )
 
@@ -31,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 STUDY = "results/camvid"
 CLASSIFICATION = "results/cifar-batch"
 RECIPE = "results/segmentation-recipe"
+PROPOSALS = "results/proposals-small"
 RECURRENT = "benchmarks/results/recurrent-cpu.csv"
 FILES = tuple(
     ROOT / name for name in ("README.md", "docs/verdicts.md", "docs/choose.md", "docs/proposals.md")
@@ -71,7 +76,8 @@ RECIPE_ROWS = {
 
 
 def main() -> None:
-    studies = {name: read_study(ROOT / name) for name in (STUDY, CLASSIFICATION, RECIPE)}
+    names = (STUDY, CLASSIFICATION, RECIPE, PROPOSALS)
+    studies = {name: read_study(ROOT / name) for name in names}
     for path in FILES:
         path.write_text(with_studies(path.read_text(), studies, path))
 
@@ -86,6 +92,7 @@ def with_studies(text: str, studies: Mapping[str, Study], path: Path = FILES[0])
         (RECIPE, "in short", recipe_in_short),
         (CLASSIFICATION, "by batch size", by_batch_size),
         (RECIPE, "table", of_recipe),
+        (PROPOSALS, "table", of_proposals),
     ):
         content = section(studies[study]).replace("](results/", f"]({up}results/")
         text = _fill(text, study, name, content)
@@ -199,6 +206,23 @@ def of_recipe(study: Study) -> str:
         cells = (measurement_text(m, with_n=False).replace(" %", "%") for m in found)
         lines.append(f"| {row} | {' | '.join(cells)} | {found[0].n} |")
     return "\n".join(lines) + "\n"
+
+
+def of_proposals(study: Study) -> str:
+    """Return the claims of a study that have all their runs as a Markdown table."""
+    lines = ["| Claim | Measured | Verdict |", "|---|---|---|"]
+    for claim in study.claims:
+        if lacks_runs(claim):
+            continue
+        cells = []
+        for measure, found in by_measure(claim.measurements).items():
+            labels = short_labels(found)
+            values = (measurement_text(measured, with_n=False) for measured in found)
+            lines_of = (f"{label}: {value}" for label, value in zip(labels, values, strict=True))
+            cells.append("<br>".join([f"*{measure}*", *lines_of]))
+        lines.append(f"| {claim.text} | {'<br>'.join(cells)} | {claim.verdict} |")
+    note = f"Means and standard deviations of {study.seeds} seeds. {finished_text(study)}: "
+    return "\n".join([*lines, "", fill(f"{note}{protocol_text(study)}.", 120), ""])
 
 
 def recurrent(path: Path = ROOT / RECURRENT) -> str:

@@ -20,13 +20,6 @@ from tests.workbench.report.test_study import make_format_1, make_study
 CAMVID = Path(__file__).parents[3] / "results" / "camvid"
 
 
-def test_the_committed_study_survives_a_round_trip(tmp_path: Path) -> None:
-    study = read_study(CAMVID)
-    write_study(tmp_path, study)
-    assert read_study(tmp_path) == study
-    assert (tmp_path / "study.json").read_text() == (CAMVID / "study.json").read_text()
-
-
 def test_numbers_survive_a_round_trip(tmp_path: Path) -> None:
     study = read_study(make_study(tmp_path / "a"))
     (check,) = study.claims[0].checks
@@ -36,7 +29,7 @@ def test_numbers_survive_a_round_trip(tmp_path: Path) -> None:
 
 
 def test_mean_and_standard_deviation() -> None:
-    found = Measurement(measure="final error", arm="a", label="A", values=(1.0, 3.0))
+    found = Measurement(measure="final error", arm="a", settings={"norm": "A"}, values=(1.0, 3.0))
     assert (found.n, found.mean, found.std) == (2, 2.0, pytest.approx(2**0.5))
     assert replace(found, values=(1.0,)).std is None
     incomplete = replace(found, values=(1.0, None), diverged=1)
@@ -57,6 +50,22 @@ def test_lookup_of_claims_and_measurements() -> None:
     for find in (lambda: study.claim("fig9"), lambda: study.measurement("agc", "fun")):
         with pytest.raises(KeyError):
             find()
+
+
+def test_the_committed_study_has_format_2(tmp_path: Path) -> None:
+    """Its measurements have labels in place of settings."""
+    assert json.loads((CAMVID / "study.json").read_text())["format"] == 2
+    study = read_study(CAMVID)
+    found = {m.label: m.settings for claim in study.claims for m in claim.measurements}
+    assert found["AGC, batch 8, lr 0.64, unit init"] == {
+        "norm": "AGC", "batch": "batch 8", "lr": "lr 0.64", "unit init": "unit init",
+    }  # fmt: skip
+    write_study(tmp_path, study)
+    written = (tmp_path / "study.json").read_text()
+    assert json.loads(written)["format"] == 3
+    assert read_study(tmp_path) == study
+    write_study(tmp_path, study)
+    assert (tmp_path / "study.json").read_text() == written
 
 
 def test_format_1_keeps_its_text(tmp_path: Path) -> None:

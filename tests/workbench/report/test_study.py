@@ -41,7 +41,7 @@ def make_runs(folder: Path) -> None:
 
 def error(norm: str, *values: float | None, diverged: int = 0) -> Measurement:
     return Measurement(
-        measure="final error", arm=norm.lower(), label=norm, unit="%", values=values,
+        measure="final error", arm=norm.lower(), settings={"norm": norm}, unit="%", values=values,
         diverged=diverged,
     )  # fmt: skip
 
@@ -227,7 +227,7 @@ def test_study_without_runs(tmp_path: Path) -> None:
 
 
 BROKEN = (
-    {"format": 3},
+    {"format": 4},
     {"claims": 3},
     {"runs": [{"name": "../../x"}]},
     {"runs": [{"name": "../../x", "label": "", "state": "done", "command": ""}]},

@@ -28,7 +28,15 @@ from deepcontrol.workbench.report.summary import (
     runs_summary,
     study_summary,
 )
-from deepcontrol.workbench.report.text import deciding_values, grouped_claims, short_labels
+from deepcontrol.workbench.report.text import (
+    deciding_values,
+    grouped_claims,
+    measurement_label,
+    short_labels,
+)
+from deepcontrol.workbench.study.arms import Arm, agc, bn
+from deepcontrol.workbench.study.measures import FINAL
+from deepcontrol.workbench.study.rules import measure_arm
 from tests.workbench.report.conftest import make_run
 from tests.workbench.report.test_page import Tags
 from tests.workbench.report.test_study import make_study
@@ -41,15 +49,15 @@ VALUES = {  # final errors by arm
 }
 
 
-def label(arm: str) -> str:
-    """Return "AGC, batch 1, lr 0.02" for "segnet-agc-b1-lr0.02"."""
+def settings(arm: str) -> dict[str, str]:
+    """Return those of "AGC, batch 1, lr 0.02" for "segnet-agc-b1-lr0.02"."""
     _, norm, batch, lr = arm.split("-")
-    return f"{norm.upper()}, batch {batch[1:]}, lr {lr[2:]}"
+    return {"norm": norm.upper(), "batch": f"batch {batch[1:]}", "lr": f"lr {lr[2:]}"}
 
 
 def measurement(arm: str, *values: float | None, diverged: int = 0) -> Measurement:
     return Measurement(
-        measure="final error", arm=arm, label=label(arm), unit="%", values=values,
+        measure="final error", arm=arm, settings=settings(arm), unit="%", values=values,
         diverged=diverged,
     )  # fmt: skip
 
@@ -76,7 +84,13 @@ def make_batch_study(folder: Path) -> Path:
     study = read_study(folder / "other")
     agc, bn = ([measurement(a, *v) for a, v in VALUES.items() if n in a] for n in ("agc", "bn"))
     time = [
-        Measurement(measure="step time", arm=norm, label=norm, source="benchmark", values=(ms,))
+        Measurement(
+            measure="step time",
+            arm=norm,
+            settings={"norm": norm},
+            source="benchmark",
+            values=(ms,),
+        )
         for norm, ms in (("bn", 12.604), ("agc", 9.963))
     ]
     memory = [
@@ -97,7 +111,7 @@ def make_batch_study(folder: Path) -> Path:
         Panel("d", "not run", "val_error", (Line("AGC", ("gone-s0",)),)),
     )
     entries = tuple(
-        Entry(name=f"{arm}-s0", label=label(arm), state="done", command="deepcontrol train")
+        Entry(name=f"{arm}-s0", label=arm, state="done", command="deepcontrol train")
         for arm in VALUES
     )
     write_study(
@@ -250,10 +264,33 @@ def test_short_row_shows_the_deciding_values() -> None:
 
 
 def test_short_labels_keep_learning_rates_that_differ_at_one_batch_size() -> None:
-    labels = ["AGC, batch 4, lr 0.08", "AGC, batch 8, lr 0.64, unit init", "AGC, batch 8, lr 0.32"]
-    assert short_labels(labels) == [
+    arms = [agc(4), agc(8, 0.64, init="unit"), agc(8, 0.32)]
+    assert short_labels([measure_arm(FINAL, arm, ()) for arm in arms]) == [
         "batch 4, lr 0.08", "batch 8, lr 0.64, unit init", "batch 8, lr 0.32",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arms", "expected"),
+    [
+        ([agc(1), agc(4)], ["batch 1", "batch 4"]),
+        ([agc(4), agc(4, 0.16, init="unit")], ["lr 0.08", "lr 0.16, unit init"]),
+        ([agc(4), agc(4, init="unit")], ["default", "unit init"]),
+        ([agc(4), bn(4)], ["AGC", "BN"]),
+        ([agc(4)], [""]),
+    ],
+)
+def test_short_labels(arms: list[Arm], expected: list[str]) -> None:
+    assert short_labels([measure_arm(FINAL, arm, ()) for arm in arms]) == expected
+
+
+def test_short_labels_name_the_engine_of_a_benchmark() -> None:
+    agc_step, bn_step = (
+        Measurement(measure="", arm=norm, settings={"norm": norm}, engine="graph")
+        for norm in ("AGC", "BN")
+    )
+    assert short_labels([agc_step, bn_step]) == ["AGC (graph)", "BN (graph)"]
+    assert measurement_label(agc_step) == "AGC (graph)"
 
 
 def test_summary_of_runs(tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ def test_a_study_of_format_1_is_continued(out: Path) -> None:
     before = study(out)["claims"]
     (out / "study.json").write_text(json.dumps(old))
     assert reproduce(out, "--minutes", "0") == 0
-    assert study(out)["format"] == 2
+    assert study(out)["format"] == 3
     assert study(out)["claims"][:-1] == before
     assert claims(out)[-1] == "speed"
 

@@ -157,7 +157,7 @@ def test_a_failing_run_does_not_affect_the_others(
     assert "1 of 2 runs finished." in said
     claims = {claim["id"]: claim for claim in study(out)["claims"]}
     assert set(claims) == {"fig1c", "fig1e"}
-    assert claims["fig1c"]["checks"][0]["operands"][0]["label"] == "AGC, batch 4, lr 0.32"
+    assert claims["fig1c"]["checks"][0]["operands"][0]["settings"]["lr"] == "lr 0.32"
     html = (out / "index.html").read_text()
     assert f"{NAMES[1]} failed" in html
     assert (out / "figures" / "figure1.png").stat().st_size > 10_000

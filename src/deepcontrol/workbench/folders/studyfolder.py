@@ -31,7 +31,7 @@ STUDY = "study.json"
 RUNS, LOGS, FIGURES = "runs", "logs", "figures"
 BENCH = "bench.csv"
 PAGE, VERDICT_TABLE = "index.html", "verdicts.md"
-FORMAT = 2
+FORMAT = 3
 
 Verdict = Literal["reproduced", "not reproduced", "undecided"]
 VERDICTS: tuple[Verdict, ...] = typing.get_args(Verdict)
@@ -79,7 +79,7 @@ class Measurement:
 
     measure: str  # "final error"
     arm: str  # prefix of the run folders' names, or a contender of the benchmark
-    label: str  # "AGC, batch 1, lr 0.02"
+    settings: dict[str, str]  # {"norm": "AGC", "batch": "batch 1", "lr": "lr 0.02"}
     source: Literal["training", "benchmark"] = "training"
     engine: str = ""  # benchmark engine, such as "compile+graph"
     unit: str = ""
@@ -87,6 +87,11 @@ class Measurement:
     values: tuple[float | None, ...] = ()  # None for a run without a finite value
     diverged: int = 0  # number of runs that diverged
     text: str = ""  # replaces the numbers in studies of format 1
+
+    @property
+    def label(self) -> str:
+        """The arm's label, such as "AGC, batch 1, lr 0.02"."""
+        return ", ".join(self.settings.values())
 
     @property
     def n(self) -> int:
@@ -325,7 +330,7 @@ def write_study(folder: Path, study: Study) -> None:
 
 
 def read_study(folder: Path) -> Study:
-    """Read study.json of format 1 or 2.
+    """Read study.json of format 1, 2 or 3.
 
     Raises:
         ValueError: There is no study, or its content is not as expected.
@@ -349,12 +354,14 @@ def read_outline(folder: Path) -> tuple[Protocol, set[str]] | None:
 
 
 def _read_content(folder: Path) -> dict[str, Any]:
-    content = read_json(folder / STUDY)
+    content = dict(read_json(folder / STUDY))
     if content["format"] == 1:
-        return convert_format_1(content)
-    if content["format"] != FORMAT:
-        raise ValueError(f"format {content['format']}; expected 1 or {FORMAT}")
-    return dict(content)
+        content = convert_format_1(content) | {"format": 2}
+    if content["format"] == 2:
+        content = convert_format_2(content)
+    elif content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']}; expected 1 to {FORMAT}")
+    return content
 
 
 @contextmanager
@@ -435,7 +442,38 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     raise ValueError(f"{where} is {shortened(repr(value))}; expected {names or hint}")
 
 
-# Format 1
+# Older formats
+
+
+def convert_format_2(old: Any) -> Any:
+    """Convert study.json of format 2, whose measurements have labels in place of settings."""
+    if isinstance(old, list):
+        return [convert_format_2(item) for item in old]
+    if not isinstance(old, dict):
+        return old
+    new = {name: convert_format_2(value) for name, value in old.items()}
+    if "measure" in new and "label" in new:
+        new["settings"] = _settings_of_format_2(new.pop("label"))
+    return new
+
+
+def _settings_of_format_2(label: str) -> dict[str, str]:
+    """Return the settings that a label lists.
+
+    >>> _settings_of_format_2("ResNet-20, AGC, batch 8, lr 0.02, clip norm 1")
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'model': 'ResNet-20', 'norm': 'AGC', 'batch': 'batch 8', 'lr': 'lr 0.02',
+     'clip norm 1': 'clip norm 1'}
+    """
+    parts = label.split(", ")
+    settings = {}
+    if len(parts) > 2 and parts[2].startswith("batch "):
+        settings["model"] = parts.pop(0)
+    settings["norm"] = parts.pop(0)
+    for part in parts:
+        name = part.split(" ")[0]
+        settings[name if name in ("batch", "lr") else part] = part
+    return settings
 
 
 def convert_format_1(old: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from PIL import Image
 from ..folders.runfolder import Run
 from ..folders.storage import replacing, write_atomic
 from ..folders.studyfolder import FIGURES, Line, Measurement, Panel, Sweep
-from .text import NORM_NAMES, measurement_label, short_labels
+from .text import NORM_NAMES, short_labels
 
 # Style
 
@@ -223,10 +223,10 @@ def _draw_bar(axes: Axes, x: float, width: float, error: Measurement, color: str
 
 def draw_contenders(measured: Sequence[Measurement]) -> Figure:
     """Draw final errors as horizontal bars, with dots for seeds."""
-    labels = [measurement_label(each) for each in measured]
-    norms = [label.partition(", ")[0] for label in labels]
-    shortened = zip(norms, short_labels(labels), strict=True)
-    labels = [text if text.startswith(norm) else f"{norm}, {text}" for norm, text in shortened]
+    norms = [each.settings.get("norm", "") for each in measured]
+    labels = short_labels(measured)
+    if len(set(norms)) == 1:
+        labels = [f"{norms[0]}, {label}" for label in labels]
     with drawing(5.6, 1.0 + 0.32 * len(measured)) as figure:
         axes = figure.subplots()
         for y, each in enumerate(measured):

@@ -59,10 +59,11 @@ def measurement_text(
 ) -> str:
     """Format a measurement: mean ± standard deviation, unit and number of seeds.
 
-    >>> both = Measurement(measure="", arm="", label="", unit="%", values=(9.5, 10.5))
+    >>> both = Measurement(measure="", arm="", settings={}, unit="%", values=(9.5, 10.5))
     >>> measurement_text(both), measurement_text(both, with_n=False)
     ('10.00 ± 0.71 % (n=2)', '10.00 ± 0.71 %')
-    >>> measurement_text(Measurement(measure="", arm="", label="", values=(None, 9.5), diverged=1))
+    >>> some = Measurement(measure="", arm="", settings={}, values=(None, 9.5), diverged=1)
+    >>> measurement_text(some)
     '1 of 2 diverged'
     """
     if measured.text:
@@ -96,7 +97,7 @@ def number_text(value: float, digits: int | None) -> str:
 
 def measurement_label(measured: Measurement) -> str:
     """Return the arm's label, with the engine if the benchmark measured it."""
-    return f"{measured.label} ({measured.engine})" if measured.engine else measured.label
+    return ", ".join(_with_engine(measured).values())
 
 
 def measurement_line(measured: Measurement) -> str:
@@ -205,35 +206,38 @@ def deciding_values(claim: ClaimResult) -> tuple[str, list[tuple[str, str]]]:
     if not shown:
         return "", []
     shown = [measured for measured in shown if measured.measure == shown[0].measure]
-    labels = short_labels([measurement_label(measured) for measured in shown])
+    labels = short_labels(shown)
     texts = [measurement_text(measured, with_n=False, with_std=False) for measured in shown]
     return shown[0].measure, list(zip(labels, texts, strict=True))
 
 
-def short_labels(labels: Sequence[str]) -> list[str]:
-    """Shorten labels to the parts in which they differ.
+def short_labels(measurements: Sequence[Measurement]) -> list[str]:
+    """Label each arm by the settings in which the arms differ, and by its engine.
 
-    The learning rate is left out too if it depends only on the batch size.
-
-    >>> short_labels(["AGC, batch 1, lr 0.02", "AGC, batch 4, lr 0.08"])
-    ['batch 1', 'batch 4']
-    >>> short_labels(["AGC, batch 4, lr 0.08", "AGC, batch 4, lr 0.16, unit init"])
-    ['lr 0.08', 'lr 0.16, unit init']
-    >>> short_labels(["AGC, batch 4, lr 0.08", "AGC, batch 4, lr 0.08, unit init"])
-    ['default', 'unit init']
-    >>> short_labels(["AGC, batch 4, lr 0.08"])
-    ['']
+    The learning rate is left out too if it depends only on the batch size. An arm that has no
+    further settings than the others is "default"; a single arm has an empty label.
     """
-    if len(labels) < 2:
-        return [""] * len(labels)
-    parts = [label.split(", ") for label in labels]
-    lrs = [tuple(part for part in each if part.startswith("lr ")) for each in parts]
-    batches = [tuple(part for part in each if part.startswith("batch ")) for each in parts]
-    shared = set.intersection(*map(set, parts))
+    if len(measurements) < 2:
+        return [""] * len(measurements)
+    settings = [_with_engine(measured) for measured in measurements]
+    shared = set.intersection(*(set(each.items()) for each in settings))
+    batches = [each.get("batch") for each in settings]
+    lrs = [each.get("lr") for each in settings]
     if len(set(zip(batches, lrs, strict=True))) == len(set(batches)):
-        shared.update(*lrs)
-    kept = (", ".join(part for part in each if part not in shared) for each in parts)
-    return [label or "default" for label in kept]
+        shared |= {("lr", lr) for lr in lrs if lr is not None}
+    kept = (
+        [words for name, words in each.items() if (name, words) not in shared] for each in settings
+    )
+    return [", ".join(words) or "default" for words in kept]
+
+
+def _with_engine(measured: Measurement) -> dict[str, str]:
+    """Return the settings of an arm; the last one names the engine of the benchmark."""
+    settings = dict(measured.settings)
+    if measured.engine and settings:
+        name, words = settings.popitem()
+        settings[name] = f"{words} ({measured.engine})"
+    return settings
 
 
 # Studies

@@ -61,31 +61,35 @@ class Arm:
         >>> str(Arm("none", 128, 0.1, "resnet20")), str(Arm("agc", 64, 0.1, "mlp"))
         ('ResNet-20, no norm, batch 128, lr 0.1', 'MLP, AGC, batch 64, lr 0.1')
         """
-        return self.label(f"lr {self.lr:g}")
-
-    def label(self, lr: str) -> str:
-        """Label for tables, with these words for the learning rate."""
-        norm = NORM_LABELS.get(self.norm, self.norm.upper())
-        words = [norm, f"batch {self.batch}", lr]
-        if self.model != "segnet":
-            words.insert(0, model_label(self.model))
-        return ", ".join([*words, *self.variants])
+        return ", ".join(self.settings.values())
 
     @property
-    def variants(self) -> list[str]:
+    def settings(self) -> dict[str, str]:
+        """The words of the label, by setting.
+
+        >>> agc(4).settings
+        {'norm': 'AGC', 'batch': 'batch 4', 'lr': 'lr 0.08'}
+        """
+        model = {} if self.model == "segnet" else {"model": model_label(self.model)}
+        norm = NORM_LABELS.get(self.norm, self.norm.upper())
+        common = {"norm": norm, "batch": f"batch {self.batch}", "lr": f"lr {self.lr:g}"}
+        return model | common | self.variants
+
+    @property
+    def variants(self) -> dict[str, str]:
         """Descriptions of the settings that differ from the paper's.
 
         >>> agc(4, init="identity", fixed_gamma=1.0).variants
-        ['identity init', 'gamma = 1']
+        {'init': 'identity init', 'gamma': 'gamma = 1'}
         """
         words = {"lambda": "lambda = {:g}", "gamma": "gamma = {:g}"}
         words |= {"weights": "class weights x {:g}", "clip": "clip norm {:g}"}
-        init = [] if self.init == "he" else [f"{self.init} init"]
-        changed = [words[name].format(value) for name, value in self._changed().items()]
-        options = [
-            OPTION_LABELS[name].format(_option_text(option)) for name, option in self.options
-        ]
-        return init + changed + options
+        init = {} if self.init == "he" else {"init": f"{self.init} init"}
+        changed = {name: words[name].format(value) for name, value in self._changed().items()}
+        options = {
+            name: OPTION_LABELS[name].format(_option_text(option)) for name, option in self.options
+        }
+        return init | changed | options
 
     def scale_lr(self, factor: float) -> "Arm":
         """Multiply the learning rate.
@@ -159,7 +163,13 @@ class Tuned:
         >>> str(tuned(Arm("bn", 8, 0.0, "resnet20"), (0.01, 0.03, 0.1)))
         'ResNet-20, BN, batch 8, lr 0.01 to 0.1'
         """
-        return self.arms[0].label(f"lr {self.arms[0].lr:g} to {self.arms[-1].lr:g}")
+        return ", ".join(self.settings.values())
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The words of the label, by setting."""
+        first, last = self.arms[0], self.arms[-1]
+        return first.settings | {"lr": f"lr {first.lr:g} to {last.lr:g}"}
 
     @property
     def name(self) -> str:

@@ -45,7 +45,7 @@ class PanelSpec:
         words = [arm.norm.upper()] * (len({a.norm for a in self.arms}) > 1)
         words += [f"batch {arm.batch}"] * (len({a.batch for a in self.arms}) > 1)
         words += [f"lr {arm.lr:g}"] * (len({a.lr for a in self.arms}) > 1)
-        return ", ".join([*words, *arm.variants]) or "default"
+        return ", ".join([*words, *arm.variants.values()]) or "default"
 
     def panel(self, runs: Mapping[Arm, Sequence[str]], lr_scale: float) -> Panel:
         """Return the panel with the names of the runs of each arm."""

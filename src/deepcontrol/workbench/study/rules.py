@@ -160,7 +160,7 @@ def measure_arm(measure: Measure, arm: Arm | Tuned, values: Sequence[float]) -> 
     return Measurement(
         measure=measure.name,
         arm=arm.name,
-        label=str(arm),
+        settings=arm.settings,
         unit=measure.unit,
         digits=measure.digits,
         values=tuple(value if math.isfinite(value) else None for value in values),
@@ -297,7 +297,7 @@ class BenchRatio:
         return Measurement(
             measure=self.measure,
             arm=contender,
-            label=_contender_label(contender),
+            settings=_contender_settings(contender),
             source="benchmark",
             engine="" if row is None else row["engine"],
             unit=self.unit,
@@ -314,11 +314,12 @@ class BenchRatio:
         return min(found, key=lambda r: sign * float(r[self._middle]), default=None)
 
 
-def _contender_label(contender: str) -> str:
-    """Return the label of a contender of the benchmark.
+def _contender_settings(contender: str) -> dict[str, str]:
+    """Return the settings of a contender of the benchmark.
 
-    >>> _contender_label("bn"), _contender_label("bn-byte-pool")
-    ('BN', 'BN, byte pool')
+    >>> _contender_settings("bn"), _contender_settings("bn-byte-pool")
+    ({'norm': 'BN'}, {'norm': 'BN', 'variant': 'byte pool'})
     """
     norm, _, variant = contender.partition("-")
-    return ", ".join(filter(None, [norm.upper(), variant.replace("-", " ")]))
+    settings = {"norm": norm.upper()}
+    return settings | {"variant": variant.replace("-", " ")} if variant else settings
