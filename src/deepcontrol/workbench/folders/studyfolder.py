@@ -446,7 +446,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def convert_format_2(old: Any) -> Any:
-    """Convert study.json of format 2, whose measurements have labels in place of settings."""
+    """Convert study.json of format 2: its measurements have labels, no settings."""
     if isinstance(old, list):
         return [convert_format_2(item) for item in old]
     if not isinstance(old, dict):
