@@ -16,6 +16,15 @@ Segmentation, a SegNet of synthetic streets:
     python benchmarks/finetune_bn.py runs/bn-streets --data-root CAMVID \
         --out benchmarks/results/finetune-bn-segnet-cuda.csv
 
+The same on a CPU, on CamVid alone:
+
+    deepcontrol train --model segnet --norm bn --data streets --train-limit 400 --val-limit 50 \
+        --size 96x128 --width 0.25 --batch-size 8 --lr 0.1 --schedule cosine \
+        --weight-decay 5e-4 --epochs 20 --device cpu --out runs/bn-streets
+    python benchmarks/finetune_bn.py runs/bn-streets --data-root CAMVID --domains shifted \
+        --batch-sizes 1 --lrs 3e-4 1e-3 3e-3 1e-2 --device cpu \
+        --out benchmarks/results/finetune-bn-camvid-cpu.csv
+
 The network continues on a few images that it has not seen, in two domains:
 
                     classification                      segmentation

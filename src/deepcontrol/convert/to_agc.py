@@ -128,9 +128,9 @@ def to_agc(
             "bn": for fine-tuning. Gamma and beta compute the same as the trained BatchNorm in eval
             mode, with lambda 0. The outputs stay the same up to rounding.
 
-            "centered": for fine-tuning on images that differ from the training images. As "bn", but
-            with lambda 1 and beta as trained: the sample's own mean replaces the running mean.
-            This can destroy a deep network; compare its error with that of "bn" first.
+            "centered": as "bn", but with lambda 1 and beta as trained: the sample's own mean
+            replaces the running mean. This can destroy a deep network; compare its error with that
+            of "bn" first. For images that differ from the training images, try data= before.
             Maps of one position, and those before global average pooling, start as with "bn".
 
             With "bn" and "centered" the filters of a convolution that feeds only the BatchNorm are
