@@ -209,7 +209,7 @@ def of_recipe(study: Study) -> str:
 
 
 def of_proposals(study: Study) -> str:
-    """Return the claims of a study that have all their runs as a Markdown table."""
+    """Return the claims of a study whose arms all have runs as a Markdown table."""
     lines = ["| Claim | Measured | Verdict |", "|---|---|---|"]
     for claim in study.claims:
         if lacks_runs(claim):
@@ -217,11 +217,12 @@ def of_proposals(study: Study) -> str:
         cells = []
         for measure, found in by_measure(claim.measurements).items():
             labels = short_labels(found)
-            values = (measurement_text(measured, with_n=False) for measured in found)
-            lines_of = (f"{label}: {value}" for label, value in zip(labels, values, strict=True))
+            values = (measurement_text(m, with_n=m.n != study.seeds) for m in found)
+            pairs = zip(labels, values, strict=True)
+            lines_of = (f"{label}: {value}" if label else value for label, value in pairs)
             cells.append("<br>".join([f"*{measure}*", *lines_of]))
         lines.append(f"| {claim.text} | {'<br>'.join(cells)} | {claim.verdict} |")
-    note = f"Means and standard deviations of {study.seeds} seeds. {finished_text(study)}: "
+    note = f"Means and standard deviations of {study.seeds} seeds, or n. {finished_text(study)}: "
     return "\n".join([*lines, "", fill(f"{note}{protocol_text(study)}.", 120), ""])
 
 
