@@ -209,7 +209,7 @@ def of_recipe(study: Study) -> str:
 
 
 def of_proposals(study: Study) -> str:
-    """Return the claims of a study whose arms all have runs as a Markdown table."""
+    """Return a Markdown table of the claims that are decided or have runs in each arm."""
     lines = ["| Claim | Measured | Verdict |", "|---|---|---|"]
     for claim in study.claims:
         if lacks_runs(claim):
